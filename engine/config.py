@@ -1,0 +1,73 @@
+"""Frozen configurations, built by the CLI, validated once and passed down."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from vllm_mlx.engine.errors import UsageError
+
+DtypeName = Literal["auto", "float32", "float16", "bfloat16"]
+
+DEMO_MODEL = "demo"
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Say which weights to load and how."""
+
+    #: `demo`, a local folder, or a hub repository.
+    model: str = DEMO_MODEL
+    #: `auto` follows the platform's policy: float32 on CPU, the checkpoint's own elsewhere.
+    dtype: DtypeName = "auto"
+    adapter_path: str | None = None
+    trust_remote_code: bool = False
+    #: Never reach for the network.
+    offline: bool = False
+    #: Shortens the model's own context length.
+    max_model_len: int | None = None
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Say how one engine batches; immutable for its life."""
+
+    #: Most rows that compute at once; 1 serves one request at a time.
+    max_num_seqs: int = 64
+    #: Most prompt tokens computed between two decode steps.
+    prefill_tokens_per_step: int = 512
+    #: Budget of live KV in bytes; None takes what is safe beside the weights.
+    kv_memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1:
+            raise UsageError(f"max_num_seqs must be at least 1, not {self.max_num_seqs}")
+        if self.prefill_tokens_per_step < 1:
+            raise UsageError(
+                f"prefill_tokens_per_step must be at least 1, not {self.prefill_tokens_per_step}"
+            )
+        if self.kv_memory_bytes is not None and self.kv_memory_bytes <= 0:
+            raise UsageError(f"the KV budget must be positive, not {self.kv_memory_bytes} bytes")
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """Say what was loaded, and what fits; the engine's word that it is ready."""
+
+    #: What the user asked for.
+    model: str
+    #: The folder that the weights came from.
+    path: str
+    model_type: str
+    #: Longest prompt plus completion.
+    max_model_len: int
+    dtype: str
+    weights_bytes: int
+    kv_bytes_per_token: int
+    kv_budget_bytes: int
+    #: MLX's device: `gpu (Metal)`, `gpu (CUDA)` or `cpu`.
+    device: str
+    #: BLAS library in use on Linux CPU, None elsewhere.
+    blas: str | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    #: Sampling defaults of the model's generation_config.json, by their field names there.
+    generation_defaults: dict[str, float] = {}
+    pid: int = 0

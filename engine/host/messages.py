@@ -1,0 +1,55 @@
+"""The frozen messages between the HTTP process and an engine process.
+
+Frames are a 4-byte big-endian length, then msgpack. `LoadModel` is the first message to the
+engine; it answers with `LoadProgress` messages, then `ModelInfo` or `LoadFailed`. From then on
+every step that has something to say sends one `StepOutputs`, and `EngineStats` answers `GetStats`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from vllm_mlx.engine.config import EngineConfig, ModelConfig, ModelInfo
+from vllm_mlx.engine.core.outputs import ErrorInfo, StepOutputs
+from vllm_mlx.engine.core.request import GenerationRequest
+from vllm_mlx.engine.core.stats import EngineStats
+
+
+class LoadModel(msgspec.Struct, frozen=True, tag="load_model"):
+    """Ask the engine process to load its one model."""
+
+    model: ModelConfig
+    engine: EngineConfig
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag="add_request"):
+    """Hand over one request; the engine owes it exactly one final output."""
+
+    request: GenerationRequest
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag="abort_request"):
+    """End a request early; its final output has finish reason `abort`."""
+
+    request_id: str
+
+
+class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
+    """Ask for one `EngineStats`."""
+
+
+class LoadProgress(msgspec.Struct, frozen=True, tag="load_progress"):
+    """Say how far loading is: `fraction` in 0..1, or None where the length is not known."""
+
+    stage: str
+    fraction: float | None = None
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
+    """Say why the model cannot be loaded; the engine process then exits."""
+
+    error: ErrorInfo
+
+
+ToEngine = LoadModel | AddRequest | AbortRequest | GetStats
+FromEngine = LoadProgress | ModelInfo | LoadFailed | StepOutputs | EngineStats
