@@ -1,0 +1,85 @@
+"""The frozen configuration of the HTTP server; cheap to import, so that `--help` stays fast."""
+
+from __future__ import annotations
+
+import msgspec
+
+from vllm_mlx.engine.errors import UsageError
+
+#: Where sampling starts when neither the request, a flag nor the model says.
+FALLBACK_TEMPERATURE = 0.7
+FALLBACK_TOP_P = 0.9
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Say how one HTTP server listens, guards and limits; immutable for its life.
+
+    Raises `UsageError` for a value that cannot work.
+    """
+
+    host: str = "127.0.0.1"
+    #: 0 lets the system pick a free port.
+    port: int = 8000
+    #: Written as JSON (url, host, port, pid, model) once the model answers, removed at exit.
+    ready_file: str | None = None
+    #: Any of them opens every route but liveness, readiness and metrics; empty asks for none.
+    api_keys: tuple[str, ...] = ()
+    #: Seconds that a request may go without progress, its time in the queue included.
+    timeout_s: float = 300.0
+    #: Tokens to generate when a request does not say.
+    default_max_tokens: int = 32768
+    #: Most tokens that a request may ask for.
+    max_request_tokens: int = 32768
+    #: None falls back to the model's own default, then to `FALLBACK_TEMPERATURE`.
+    default_temperature: float | None = None
+    #: None falls back to the model's own default, then to `FALLBACK_TOP_P`.
+    default_top_p: float | None = None
+    #: Tokens gathered in one streamed chunk.
+    stream_interval: int = 1
+    #: Most prompts that wait for a row; one more is refused with 429.
+    max_queue: int = 256
+    #: The name that clients see; None shows the model as the user gave it.
+    served_model_name: str | None = None
+    #: Seconds that running requests get to finish after a signal.
+    drain_timeout_s: float = 10.0
+    #: Seconds without a token after which a stream gets a comment line.
+    keep_alive_s: float = 10.0
+    #: Largest request body.
+    max_body_bytes: int = 32 * 1024 * 1024
+    #: Threads that render templates and tokenize, each with a tokenizer of its own.
+    tokenizer_threads: int = 2
+    #: Refuse unknown request fields instead of ignoring them.
+    strict_fields: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise UsageError(f"the port must be in 0..65535, not {self.port}")
+        if any(not key for key in self.api_keys):
+            raise UsageError("an API key must not be empty")
+        if any(not key.isascii() or not key.isprintable() for key in self.api_keys):
+            raise UsageError("an API key must be printable ASCII: it travels in an HTTP header")
+        for name in ("timeout_s", "keep_alive_s"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in ("default_max_tokens", "max_request_tokens", "stream_interval"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("max_body_bytes", "tokenizer_threads"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("max_queue", "drain_timeout_s"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must not be negative, but is {getattr(self, name)}")
+        if self.default_max_tokens > self.max_request_tokens:
+            raise UsageError(
+                f"the default of {self.default_max_tokens} tokens is over the most that a "
+                f"request may ask for, {self.max_request_tokens}"
+            )
+        self._check_sampling()
+
+    def _check_sampling(self) -> None:
+        temperature, top_p = self.default_temperature, self.default_top_p
+        if temperature is not None and not 0 <= temperature <= 2:
+            raise UsageError(f"the default temperature must be in 0..2, not {temperature}")
+        if top_p is not None and not 0 < top_p <= 1:
+            raise UsageError(f"the default top_p must be above 0 and at most 1, not {top_p}")
