@@ -1,0 +1,20 @@
+"""Shared fixtures; BLAS is loaded here, before any test module can import MLX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vllm_mlx.engine.config import ModelConfig
+from vllm_mlx.engine.models.progress import ignore_progress
+from vllm_mlx.engine.models.resolve import resolve_model
+from vllm_mlx.engine.platform import load_blas
+
+load_blas()
+
+
+@pytest.fixture(scope="session")
+def demo_model_path() -> Path:
+    """Return the demo model's folder, converted into the user's cache at first use."""
+    return resolve_model(ModelConfig(), ignore_progress)
