@@ -3,6 +3,7 @@
 Frames are a 4-byte big-endian length, then msgpack. `LoadModel` is the first message to the
 engine; it answers with `LoadProgress` messages, then `ModelInfo` or `LoadFailed`. From then on
 every step that has something to say sends one `StepOutputs`, and `EngineStats` answers `GetStats`.
+`Shutdown` ends the process in order; the end of the socket ends it at once.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
     """Ask for one `EngineStats`."""
 
 
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Ask the engine process to close its engine and end; open requests are forgotten."""
+
+
 class LoadProgress(msgspec.Struct, frozen=True, tag="load_progress"):
     """Say how far loading is: `fraction` in 0..1, or None where the length is not known."""
 
@@ -51,5 +56,5 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
     error: ErrorInfo
 
 
-ToEngine = LoadModel | AddRequest | AbortRequest | GetStats
+ToEngine = LoadModel | AddRequest | AbortRequest | GetStats | Shutdown
 FromEngine = LoadProgress | ModelInfo | LoadFailed | StepOutputs | EngineStats
