@@ -63,6 +63,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     weights_bytes: int
     kv_bytes_per_token: int
     kv_budget_bytes: int
+    #: Longest row that the KV budget holds; a request is limited by this and `max_model_len`.
+    kv_max_tokens: int
     #: MLX's device: `gpu (Metal)`, `gpu (CUDA)` or `cpu`.
     device: str
     #: BLAS library in use on Linux CPU, None elsewhere.

@@ -1,0 +1,191 @@
+"""Decide, between two forwards, which rows join, leave, decode and prefill; pure."""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+
+from vllm_mlx.engine.core.sequence import Sequence, SequenceStatus
+from vllm_mlx.engine.kv.layout import KVSpace
+
+#: A row starts only if its prompt and this many new tokens fit (or all it may generate, if fewer).
+ADMISSION_HEADROOM_TOKENS = 512
+#: Most prompts that share one step's prefill budget: each is a forward of its own.
+MAX_PREFILLING = 4
+#: Smallest share worth a forward of its own.
+MIN_SHARE_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Compute tokens `start` to `stop` of a sequence into its private caches."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Say what one step computes: one token for each row, and these chunks."""
+
+    decode: tuple[Sequence, ...] = ()
+    prefill: tuple[PrefillChunk, ...] = ()
+
+
+class Scheduler:
+    """Own the queues of waiting, prefilling and running sequences; used by the engine thread.
+
+    Order is by priority, then arrival, everywhere: the front of the waiting queue starts first,
+    and when bytes run out the last in that order is preempted. The first can never be preempted,
+    so something always advances. All methods must be called in the drained window.
+
+    `max_prefill_area` bounds a chunk's tokens times its context, where attention stores scores.
+    """
+
+    def __init__(
+        self,
+        kv: KVSpace,
+        *,
+        max_num_seqs: int,
+        prefill_tokens_per_step: int,
+        max_prefill_area: int | None = None,
+    ) -> None:
+        self._kv = kv
+        self._max_area = max_prefill_area
+        self._max_num_seqs = max_num_seqs
+        self._prefill_budget = prefill_tokens_per_step
+        self._waiting: list[Sequence] = []
+        self._prefilling: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self.num_preemptions = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Count sequences that have no KV yet, or not all of it."""
+        return len(self._waiting) + len(self._prefilling)
+
+    @property
+    def num_running(self) -> int:
+        """Count sequences that decode."""
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        """Say whether a step would do anything."""
+        return bool(self._waiting or self._prefilling or self._running)
+
+    def sequences(self) -> list[Sequence]:
+        """Return every unfinished sequence, running ones first."""
+        return [*self._running, *self._prefilling, *self._waiting]
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence by priority and arrival."""
+        insort(self._waiting, sequence, key=_order)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out and free its row; one that is not here is ignored."""
+        queue = self._queue_of(sequence)
+        if sequence not in queue:
+            return
+        queue.remove(sequence)
+        if sequence.status is not SequenceStatus.WAITING:
+            self._kv.remove(sequence.id)
+        sequence.status = SequenceStatus.FINISHED
+
+    def schedule(self) -> StepPlan:
+        """Make room, admit, join, and divide the prefill budget; mutates queues and KV rows."""
+        self._make_room()
+        self._admit()
+        self._join()
+        if not self._waiting and not self._prefilling:
+            self._kv.tidy()
+        return StepPlan(decode=tuple(self._running), prefill=self._share_prefill())
+
+    def _queue_of(self, sequence: Sequence) -> list[Sequence]:
+        if sequence.status is SequenceStatus.WAITING:
+            return self._waiting
+        if sequence.status is SequenceStatus.PREFILLING:
+            return self._prefilling
+        return self._running
+
+    def _make_room(self) -> None:
+        """Give every running row room for its next token, preempting from the back."""
+        for sequence in sorted(self._running, key=_order):
+            while sequence.status is SequenceStatus.RUNNING:
+                if self._kv.can_grow(sequence.id, sequence.num_tokens):
+                    self._kv.grow(sequence.id, sequence.num_tokens)
+                    break
+                self._preempt(self._last_started())
+
+    def _join(self) -> None:
+        """Move prefilled rows into the batch, oldest first, as far as bytes allow."""
+        for sequence in list(self._prefilling):
+            if sequence.num_computed < sequence.prefill_target:
+                continue
+            while not self._kv.can_join(sequence.id, sequence.num_tokens):
+                victim = self._last_started()
+                if _order(victim) <= _order(sequence):
+                    break
+                self._preempt(victim)
+            if not self._kv.can_join(sequence.id, sequence.num_tokens):
+                break
+            self._kv.join(sequence.id, sequence.num_tokens)
+            self._prefilling.remove(sequence)
+            sequence.status = SequenceStatus.RUNNING
+            self._running.append(sequence)
+
+    def _admit(self) -> None:
+        """Start waiting sequences in order; the first that does not fit holds back the rest."""
+        while (
+            self._waiting
+            and len(self._prefilling) < MAX_PREFILLING
+            and len(self._running) + len(self._prefilling) < self._max_num_seqs
+        ):
+            sequence = self._waiting[0]
+            num_tokens = sequence.num_tokens + min(
+                ADMISSION_HEADROOM_TOKENS, sequence.max_new_tokens - len(sequence.output)
+            )
+            if not self._kv.can_start(num_tokens):
+                break
+            self._waiting.pop(0)
+            self._kv.start(sequence.id, num_tokens)
+            sequence.status = SequenceStatus.PREFILLING
+            insort(self._prefilling, sequence, key=_order)
+
+    def _share_prefill(self) -> tuple[PrefillChunk, ...]:
+        """Divide the step's prefill budget: equal shares, and what short prompts leave goes on."""
+        needs = [(s, s.prefill_target - s.num_computed) for s in self._prefilling]
+        needs = [(s, need) for s, need in needs if need > 0]
+        budget = self._prefill_budget
+        num_shares = max(1, min(len(needs), budget // MIN_SHARE_TOKENS))
+        chosen = sorted(needs[:num_shares], key=lambda item: item[1])
+        sizes: dict[str, int] = {}
+        for taken, (sequence, need) in enumerate(chosen):
+            size = min(need, budget // (len(chosen) - taken))
+            sizes[sequence.id] = self._within_area(sequence.num_computed, size)
+            budget -= sizes[sequence.id]
+        return tuple(
+            PrefillChunk(s, s.num_computed, s.num_computed + sizes[s.id])
+            for s, _ in needs
+            if sizes.get(s.id)
+        )
+
+    def _within_area(self, start: int, size: int) -> int:
+        if self._max_area is None:
+            return size
+        return min(size, max(1, self._max_area // (start + size)))
+
+    def _last_started(self) -> Sequence:
+        return max([*self._running, *self._prefilling], key=_order)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._queue_of(sequence).remove(sequence)
+        self._kv.remove(sequence.id)
+        sequence.restart()
+        self.num_preemptions += 1
+        self.add(sequence)
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return (-sequence.request.priority, sequence.arrival)

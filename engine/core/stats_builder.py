@@ -1,0 +1,106 @@
+"""Count what the engine did, and describe its open requests; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from vllm_mlx.engine.core.sequence import Sequence, SequenceStatus
+from vllm_mlx.engine.core.stats import DeviceMemory, EngineStats, Phase, RequestStats
+
+_PHASES: dict[SequenceStatus, Phase] = {
+    SequenceStatus.WAITING: "queued",
+    SequenceStatus.PREFILLING: "prefill",
+    SequenceStatus.RUNNING: "generation",
+    SequenceStatus.FINISHED: "generation",
+}
+
+
+class QueueCounts(Protocol):
+    """Count the sequences of a scheduler."""
+
+    num_preemptions: int
+
+    @property
+    def num_running(self) -> int:
+        """Count sequences that decode."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Count sequences that wait or prefill."""
+        ...
+
+
+class StatsBuilder:
+    """Own the engine's counters; used by the engine thread."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._steps = 0
+        self._finished = 0
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+        self._prefilled_tokens = 0
+
+    def begin_step(self) -> None:
+        """Count a step."""
+        self._steps += 1
+
+    def token(self, sequence: Sequence) -> None:
+        """Count a token that a row was given."""
+        self._completion_tokens += 1
+        if sequence.first_token_s is None:
+            sequence.first_token_s = self._clock()
+
+    def prefilled(self, num_tokens: int) -> None:
+        """Count prompt tokens that a forward computes."""
+        self._prefilled_tokens += num_tokens
+
+    def finished(self, sequence: Sequence) -> None:
+        """Count a request that got its final output."""
+        self._finished += 1
+        self._prompt_tokens += len(sequence.prompt)
+
+    def snapshot(
+        self,
+        sequences: Iterable[Sequence],
+        queues: QueueCounts,
+        *,
+        kv_bytes: int,
+        kv_budget_bytes: int,
+        memory: DeviceMemory | None,
+    ) -> EngineStats:
+        """Return everything as one frozen message."""
+        now = self._clock()
+        return EngineStats(
+            steps_executed=self._steps,
+            num_running=queues.num_running,
+            num_waiting=queues.num_waiting,
+            requests_finished=self._finished,
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            prefilled_tokens=self._prefilled_tokens,
+            num_preemptions=queues.num_preemptions,
+            kv_bytes=kv_bytes,
+            kv_budget_bytes=kv_budget_bytes,
+            memory=memory,
+            requests=tuple(_describe(sequence, now) for sequence in sequences),
+        )
+
+
+def _describe(sequence: Sequence, now_s: float) -> RequestStats:
+    first = sequence.first_token_s
+    return RequestStats(
+        request_id=sequence.id,
+        phase=_PHASES[sequence.status],
+        num_prompt_tokens=len(sequence.prompt),
+        num_prefilled_tokens=min(sequence.num_computed, len(sequence.prompt)),
+        num_cached_tokens=sequence.num_cached,
+        num_completion_tokens=len(sequence.output),
+        max_tokens=sequence.max_new_tokens,
+        age_s=now_s - sequence.added_s,
+        ttft_s=None if first is None else first - sequence.added_s,
+        generation_s=None if first is None else now_s - first,
+        num_preemptions=sequence.num_preemptions,
+    )
