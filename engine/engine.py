@@ -123,6 +123,8 @@ class Engine:
             self._prefill(plan)
         except Exception as error:  # noqa: BLE001 - a device fault ends its rows, not the engine
             self._fail_all(error)
+        if not self._scheduler.has_work:
+            self._release_memory()
         return StepOutputs(rows=self._report())
 
     def stats(self) -> EngineStats:

@@ -2,21 +2,112 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from mlx_lm.models.cache import make_prompt_cache
 
-from vllm_mlx.engine.config import EngineConfig, ModelInfo
+from vllm_mlx.engine import memory, platform
+from vllm_mlx.engine.config import EngineConfig, ModelConfig, ModelInfo
 from vllm_mlx.engine.core.output_processor import TokenDecoder
 from vllm_mlx.engine.core.stats import DeviceMemory
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.kv.slots import make_slot_layout
-from vllm_mlx.engine.models.probe import Probe
+from vllm_mlx.engine.models.fit import PLANNED_CONTEXT, plan_kv_budget
+from vllm_mlx.engine.models.probe import Probe, probe_model
+from vllm_mlx.engine.models.progress import ProgressCallback
+from vllm_mlx.engine.models.resolve import resolve_model
+from vllm_mlx.engine.models.summary import CheckpointSummary, summarize_checkpoint
+from vllm_mlx.engine.models.text import floating_dtype, load_text_model, weights_bytes
 from vllm_mlx.engine.run.runner import Runner
+from vllm_mlx.engine.text.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
+
+#: Fields of generation_config.json that are sampling defaults here.
+_GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p")
+
+
+def load_engine(model: ModelConfig, engine: EngineConfig, on_progress: ProgressCallback) -> Engine:
+    """Load the model and return its engine, ready to step; the calling thread owns it from then.
+
+    `platform.load_blas()` must have run before this module was imported, because MLX binds its
+    BLAS when it is imported. Raises ModelLoadError subclasses.
+    """
+    on_progress("resolving", None)
+    path = resolve_model(model, on_progress)
+    summary = summarize_checkpoint(path, model)
+    limits = memory.device_limits()
+    plan_kv_budget(summary, engine, limits)
+    memory.set_limits(limits)
+    tokenizer = load_tokenizer(path, trust_remote_code=model.trust_remote_code)
+    is_cpu = platform.installed_backend() == "cpu"
+    loaded = load_text_model(
+        path,
+        dtype=summary.dtype if is_cpu or model.dtype != "auto" else None,
+        dequantize=summary.dequantizes,
+        adapter_path=model.adapter_path,
+        trust_remote_code=model.trust_remote_code,
+        on_progress=on_progress,
+    )
+    on_progress("warming up", None)
+    probe = probe_model(loaded, summary.model_type, max_token=tokenizer.vocab_size)
+    info = ModelInfo(
+        model=model.model,
+        path=str(path),
+        model_type=summary.model_type,
+        max_model_len=summary.context_length,
+        dtype=floating_dtype(loaded),
+        weights_bytes=weights_bytes(loaded),
+        kv_bytes_per_token=summary.kv_bytes_per_token,
+        kv_budget_bytes=plan_kv_budget(summary, engine, memory.device_limits(), is_loaded=True),
+        kv_max_tokens=summary.context_length,
+        device=platform.device_name(),
+        blas=platform.load_blas().library,
+        eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)),
+        generation_defaults=generation_defaults(path),
+        pid=os.getpid(),
+    )
+    return assemble_engine(
+        loaded,
+        probe,
+        info,
+        engine,
+        tokenizer.detokenizer,
+        max_prefill_area=_max_prefill_area(summary, engine),
+        device_memory=memory.device_memory,
+        release_memory=memory.release_cached,
+    )
+
+
+def generation_defaults(path: Path) -> dict[str, float]:
+    """Return the sampling defaults of a model folder's generation_config.json, if it has any."""
+    file = path / "generation_config.json"
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        logger.warning("%s cannot be read and gives no sampling defaults: %s", file, error)
+        return {}
+    values = {name: document.get(name) for name in _GENERATION_FIELDS}
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _max_prefill_area(summary: CheckpointSummary, engine: EngineConfig) -> int | None:
+    """Bound chunk times context to what the KV budget was planned with, where scores are stored."""
+    if summary.attention.is_fused:
+        return None
+    return engine.prefill_tokens_per_step * min(summary.context_length, PLANNED_CONTEXT)
 
 
 def assemble_engine(
@@ -34,8 +125,6 @@ def assemble_engine(
 
     Raises InsufficientMemoryError if the KV budget does not hold one small row.
     """
-    from mlx_lm.models.cache import make_prompt_cache
-
     layout = make_slot_layout(
         lambda: make_prompt_cache(model),
         probe.seen_caches,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_adapters, load_model
 
@@ -29,7 +29,7 @@ def load_text_model(
     adapter_path: str | None,
     trust_remote_code: bool,
     on_progress: ProgressCallback,
-) -> nn.Module:
+) -> Module:
     """Load weights from a local folder and evaluate them on the calling thread.
 
     `dtype` casts every floating parameter (None keeps the checkpoint's own); `dequantize` turns
@@ -50,15 +50,15 @@ def load_text_model(
     if dequantize:
         model = dequantize_model(model)
     _evaluate(model, on_progress)
-    return cast(nn.Module, model)
+    return cast(Module, model)
 
 
-def weights_bytes(model: nn.Module) -> int:
+def weights_bytes(model: Module) -> int:
     """Return the bytes of all parameters."""
     return sum(array.nbytes for array in _parameters(model))
 
 
-def floating_dtype(model: nn.Module) -> str:
+def floating_dtype(model: Module) -> str:
     """Return the dtype that most floating parameters have, by bytes, such as `bfloat16`."""
     sizes: dict[str, int] = {}
     for array in _parameters(model):
@@ -80,7 +80,7 @@ def _with_adapter(model: Any, adapter_path: str) -> Any:
         raise ModelLoadError(f"the adapter at {adapter_path} does not fit: {error}") from error
 
 
-def _evaluate(model: nn.Module, on_progress: ProgressCallback) -> None:
+def _evaluate(model: Module, on_progress: ProgressCallback) -> None:
     arrays = _parameters(model)
     total = sum(array.nbytes for array in arrays) or 1
     done = pending_bytes = 0
@@ -99,7 +99,7 @@ def _evaluate(model: nn.Module, on_progress: ProgressCallback) -> None:
     mx.clear_cache()
 
 
-def _parameters(model: nn.Module) -> list[mx.array]:
+def _parameters(model: Module) -> list[mx.array]:
     return [
         array for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
     ]

@@ -1,0 +1,217 @@
+"""The scheduler's decisions: order, prefill budget, byte budget, preemption; no model involved."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from support.fakes import FakeKVSpace, make_sequence
+
+from vllm_mlx.engine.core.scheduler import Scheduler, StepPlan
+from vllm_mlx.engine.core.sequence import Sequence, SequenceStatus
+
+NO_EOS: frozenset[int] = frozenset()
+
+
+def make_scheduler(
+    kv: FakeKVSpace | None = None,
+    *,
+    max_num_seqs: int = 8,
+    budget: int = 512,
+    max_area: int | None = None,
+) -> Scheduler:
+    """Return a scheduler over a fake space."""
+    return Scheduler(
+        kv or FakeKVSpace(),
+        max_num_seqs=max_num_seqs,
+        prefill_tokens_per_step=budget,
+        max_prefill_area=max_area,
+    )
+
+
+def compute(plan: StepPlan) -> None:
+    """Do to the sequences what a runner would: one token each, and the chunks."""
+    for sequence in plan.decode:
+        sequence.num_computed += 1
+        sequence.append(7, NO_EOS)
+    for chunk in plan.prefill:
+        assert chunk.start == chunk.sequence.num_computed
+        chunk.sequence.num_computed = chunk.stop
+
+
+def chunks(plan: StepPlan) -> dict[str, int]:
+    """Return the chunk sizes of a plan by sequence."""
+    return {chunk.sequence.id: chunk.stop - chunk.start for chunk in plan.prefill}
+
+
+def test_a_prompt_is_prefilled_but_for_its_last_token_which_joins_a_decode_step() -> None:
+    """A prompt of five tokens prefills four, then decodes from the fifth."""
+    scheduler = make_scheduler()
+    sequence = make_sequence("a", 5)
+    scheduler.add(sequence)
+    first = scheduler.schedule()
+    assert (chunks(first), first.decode) == ({"a": 4}, ())
+    compute(first)
+    second = scheduler.schedule()
+    assert ({}, (sequence,)) == (chunks(second), second.decode)
+    assert SequenceStatus.RUNNING is sequence.status
+
+
+def test_a_prompt_of_one_token_decodes_at_once() -> None:
+    """There is nothing to prefill, so that the row joins in the step that admits it."""
+    scheduler = make_scheduler()
+    sequence = make_sequence("a", 1)
+    scheduler.add(sequence)
+    assert (sequence,) == scheduler.schedule().decode
+
+
+def test_no_step_prefills_more_than_its_budget() -> None:
+    """Whatever arrives, chunks of one step add up to at most the budget, and use all of it."""
+    scheduler = make_scheduler(budget=512)
+    for number, length in enumerate([3400, 90, 10, 2000, 700]):
+        scheduler.add(make_sequence(str(number), length, arrival=number))
+    totals = []
+    while scheduler.num_waiting:
+        plan = scheduler.schedule()
+        totals.append(sum(chunks(plan).values()))
+        compute(plan)
+    assert max(totals) <= 512
+    assert totals[0] == 512
+
+
+def test_a_short_prompt_behind_a_long_one_starts_at_once() -> None:
+    """Shares are equal, so that a short prompt does not wait for the end of a long one."""
+    scheduler = make_scheduler(budget=512)
+    scheduler.add(make_sequence("long", 6000, arrival=0))
+    scheduler.add(make_sequence("short", 101, arrival=1))
+    assert chunks(scheduler.schedule()) == {"short": 100, "long": 412}
+
+
+def test_a_small_budget_goes_to_the_oldest_prompt() -> None:
+    """Shares too small for a forward of their own are not made."""
+    scheduler = make_scheduler(budget=7)
+    scheduler.add(make_sequence("a", 20, arrival=0))
+    scheduler.add(make_sequence("b", 20, arrival=1))
+    assert chunks(scheduler.schedule()) == {"a": 7}
+
+
+def test_chunks_shrink_with_the_context_where_scores_are_stored() -> None:
+    """A chunk's tokens times its context stay within the area."""
+    scheduler = make_scheduler(budget=512, max_area=100_000)
+    scheduler.add(make_sequence("a", 5000))
+    while scheduler.num_waiting:
+        plan = scheduler.schedule()
+        for chunk in plan.prefill:
+            assert (chunk.stop - chunk.start) * chunk.stop <= 100_000
+        compute(plan)
+
+
+def test_higher_priority_starts_first_and_equal_priority_by_arrival() -> None:
+    """The waiting queue is ordered by priority, then arrival."""
+    scheduler = make_scheduler(max_num_seqs=1)
+    for name, arrival, priority in (("a", 0, 0), ("b", 1, 5), ("c", 2, 5)):
+        scheduler.add(make_sequence(name, 1, arrival=arrival, priority=priority, max_tokens=1))
+    order = []
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        compute(plan)
+        for sequence in plan.decode:
+            order.append(sequence.id)
+            scheduler.remove(sequence)
+    assert order == ["b", "c", "a"]
+
+
+def test_max_num_seqs_bounds_rows_that_prefill_or_decode() -> None:
+    """No more rows than asked for are ever started."""
+    scheduler = make_scheduler(max_num_seqs=2)
+    for number in range(4):
+        scheduler.add(make_sequence(str(number), 3, arrival=number))
+    for _ in range(5):
+        plan = scheduler.schedule()
+        compute(plan)
+        assert len(plan.decode) <= 2
+    assert (scheduler.num_running, scheduler.num_waiting) == (2, 2)
+
+
+def test_removing_a_sequence_frees_its_row_wherever_it_is() -> None:
+    """Waiting, prefilling and running rows all leave nothing behind."""
+    kv = FakeKVSpace()
+    scheduler = make_scheduler(kv, max_num_seqs=2, budget=4)
+    rows = [make_sequence(str(n), 5, arrival=n) for n in range(3)]
+    for row in rows:
+        scheduler.add(row)
+    compute(scheduler.schedule())
+    compute(scheduler.schedule())
+    assert [row.status.value for row in rows] == ["running", "prefilling", "waiting"]
+    for row in rows:
+        scheduler.remove(row)
+        scheduler.remove(row)
+    assert (kv.rows, scheduler.has_work) == ({}, False)
+
+
+def test_a_row_starts_only_with_room_for_its_prompt_and_new_tokens() -> None:
+    """Admission asks for the prompt and up to 512 tokens more, never for a whole max_tokens."""
+    kv = FakeKVSpace(capacity=1100)
+    scheduler = make_scheduler(kv)
+    scheduler.add(make_sequence("a", 10, arrival=0, max_tokens=32768))
+    scheduler.add(make_sequence("b", 10, arrival=1, max_tokens=32768))
+    scheduler.add(make_sequence("c", 10, arrival=2, max_tokens=32768))
+    scheduler.schedule()
+    assert kv.rows == {"a": 522, "b": 522}
+
+
+def test_when_bytes_run_out_the_youngest_row_goes_back_to_waiting() -> None:
+    """The oldest rows go on; the preempted one keeps its tokens and is prefilled again."""
+    kv = FakeKVSpace(capacity=60)
+    scheduler = make_scheduler(kv)
+    old, young = make_sequence("old", 10, arrival=0), make_sequence("young", 10, arrival=1)
+    scheduler.add(old)
+    scheduler.add(young)
+    compute(scheduler.schedule())
+    compute(scheduler.schedule())
+    kv.capacity = 25
+    while young.status is SequenceStatus.RUNNING:
+        compute(scheduler.schedule())
+    assert (old.status, young.status) == (SequenceStatus.RUNNING, SequenceStatus.WAITING)
+    assert (young.num_computed, young.num_preemptions, scheduler.num_preemptions) == (0, 1, 1)
+    assert young.output
+    kept = list(young.output)
+    scheduler.remove(old)
+    assert {"young": 10 + len(kept) - 1} == chunks(scheduler.schedule())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_loads_always_finish_whatever_the_budget(seed: int) -> None:
+    """No load deadlocks: every sequence that fits alone finishes, with the tokens it asked for."""
+    rng = random.Random(seed)
+    kv = FakeKVSpace(capacity=300)
+    scheduler = make_scheduler(kv, max_num_seqs=rng.choice([1, 4, 16]), budget=rng.choice([1, 64]))
+    pending = [
+        make_sequence(
+            str(n),
+            rng.randint(1, 150),
+            arrival=n,
+            max_tokens=rng.randint(1, 100),
+            priority=rng.choice([0, 0, 1]),
+        )
+        for n in range(40)
+    ]
+    everything = list(pending)
+    steps = 0
+    while pending or scheduler.has_work:
+        steps += 1
+        assert steps < 50_000, "the load does not finish"
+        if pending and rng.random() < 0.3:
+            scheduler.add(pending.pop())
+        plan = scheduler.schedule()
+        compute(plan)
+        assert kv.allocated_bytes <= 300 or len(kv.rows) == 1
+        for sequence in plan.decode:
+            if sequence.is_finished:
+                scheduler.remove(sequence)
+    assert kv.rows == {}
+    assert all(_is_complete(sequence) for sequence in everything)
+
+
+def _is_complete(sequence: Sequence) -> bool:
+    return len(sequence.output) == sequence.max_new_tokens
