@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
+import io
 import socket
 import threading
 import urllib.request
@@ -181,14 +181,16 @@ class _ByteBars:
 
     def bar_class(self) -> Any:
         """Return a bar class that draws nothing and is known here."""
-        from tqdm import tqdm
+        from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
         bars = self._bars
 
-        class SilentBar(tqdm):  # type: ignore[type-arg,misc,unused-ignore]
+        class SilentBar(tqdm):
             def __init__(self, *args: Any, **options: Any) -> None:
-                options.pop("name", None)
-                super().__init__(*args, **{**options, "file": _NULL, "disable": False})
+                # A disabled bar counts nothing, so it draws to nowhere instead.
+                super().__init__(  # type: ignore[no-untyped-call]
+                    *args, **{**options, "file": _Nowhere(), "disable": False}
+                )
                 if options.get("unit") == "B":
                     bars.append(self)
 
@@ -200,4 +202,8 @@ class _ByteBars:
         return min(1.0, max(parts)) if parts else None
 
 
-_NULL = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+class _Nowhere(io.TextIOBase):
+    """Swallow what is written."""
+
+    def write(self, text: str) -> int:
+        return len(text)

@@ -21,9 +21,9 @@ def resolve_model(config: ModelConfig, on_progress: ProgressCallback) -> Path:
     on_progress("resolving", None)
     name = config.model
     if name == DEMO_MODEL:
-        from vllm_mlx.engine.models.demo import ensure_demo_model
+        from vllm_mlx.engine.models.demo import DemoVariant, ensure_demo_model
 
-        variant = "float32" if installed_backend() == "cpu" else "4bit"
+        variant: DemoVariant = "float32" if installed_backend() == "cpu" else "4bit"
         return ensure_demo_model(variant, on_progress, offline=config.offline)
     folder = Path(name).expanduser()
     if folder.exists() or _is_path_like(name):
