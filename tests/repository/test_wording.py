@@ -60,7 +60,7 @@ def test_every_test_says_what_it_holds(test_sources: list[Source]) -> None:
         for source in test_sources
         for function in source.functions()
         if function.name.startswith("test_")
-        if not (ast.get_docstring(function) or "").partition("\n")[0].endswith(".")
+        if not (ast.get_docstring(function) or "").partition("\n")[0].endswith((".", "?"))
     ]
     assert wrong == []
 
