@@ -24,7 +24,8 @@ _PR_SET_PDEATHSIG = 1
 def watch_parent(sock: socket.socket) -> None:
     """Start a daemon thread that ends this process when the peer of `sock` is gone.
 
-    The thread only looks: it never takes a byte that the main thread is to read. It needs the GIL
+    `sock` must be non-blocking and stay open for the life of the process. The thread only looks:
+    it never takes a byte that the main thread is to read. It needs the GIL
     for an instant, so the process ends within milliseconds unless a native call keeps the lock;
     on Linux the kernel is asked as well, and kills without it.
     """
@@ -44,8 +45,6 @@ def _watch(sock: socket.socket, parent: int) -> None:
         if any(mask & gone for _, mask in events) or os.getppid() != parent or _is_ended(sock):
             os._exit(EXIT_ORPHANED)
         if events:
-            if any(mask & select.POLLNVAL for _, mask in events):
-                return  # the main thread has closed the socket and is ending the process itself
             time.sleep(_PAUSE_S)
 
 
@@ -56,7 +55,7 @@ def _is_ended(sock: socket.socket) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return sock.fileno() >= 0
+        return True
 
 
 def _ask_kernel() -> None:

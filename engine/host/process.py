@@ -102,9 +102,10 @@ class ProcessLog(asyncio.Protocol):
         text = line.rstrip().rpartition(b"\r")[2].decode("utf-8", "replace")
         if not text:
             return
-        level = logging.getLevelNamesMapping().get(text.partition(" ")[0])
+        first, _, rest = text.partition(" ")
+        level = logging.getLevelNamesMapping().get(first)
         if level is not None:
-            self._level = level
+            self._level, text = level, rest
         self._lines.append(text)
         logger.log(self._level, "%s", text)
 
@@ -130,11 +131,6 @@ class EngineProcess:
     def pid(self) -> int:
         """Return the process id."""
         return self._popen.pid
-
-    @property
-    def is_connected(self) -> bool:
-        """Say whether a message sent now can still reach it."""
-        return self._channel.is_open
 
     def send(self, message: ToEngine) -> None:
         """Send one message; nothing happens when the process has gone."""

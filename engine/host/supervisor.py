@@ -43,8 +43,8 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     #: `restarting` lasts from a death until the next process is ready; before the first process is
     #: ready the phase is `loading`; before `start` and after `stop` it is `stopped`.
     phase: EnginePhase
-    #: What loading is doing, in words; None when nothing is loading.
-    stage: str | None = None
+    #: What loading is doing, in words; empty when nothing is loading.
+    stage: str = ""
     #: How far that stage is, 0..1; None where unknown.
     fraction: float | None = None
     #: Why the phase is `failed`, or what the last death was while `restarting`.
@@ -199,7 +199,7 @@ class EngineSupervisor:
         message = f"the engine is {state.phase}"
         if state.phase == "failed" and state.error is not None:
             message = f"the engine has failed and is not started again: {state.error.message}"
-        elif state.stage is not None:
+        elif state.stage:
             message += f" ({state.stage})"
         return EngineUnavailableError(message, retry_after_s=state.retry_after_s)
 
@@ -212,7 +212,7 @@ class EngineSupervisor:
     async def _supervise(self) -> None:
         try:
             await self._run()
-        except Exception as error:  # noqa: BLE001 - a bug of ours must not leave anyone waiting
+        except Exception as error:  # a bug of ours must not leave anyone waiting
             logger.exception("the supervisor itself failed")
             self._fail(VllmMlxError(f"the supervisor failed: {type(error).__name__}: {error}"))
 
@@ -269,7 +269,7 @@ class EngineSupervisor:
             self._end_streams(client, report)
             self._process = None
             self._client = None
-            self._set_state(pid=None, stage=None, fraction=None)
+            self._set_state(pid=None, stage="", fraction=None)
         return report, client.has_produced
 
     def _end_streams(self, client: EngineClient, report: ExitReport) -> None:
@@ -296,9 +296,7 @@ class EngineSupervisor:
         self._ready_at = time.monotonic()
         self._load_s = self._ready_at - self._started_at
         if self._stop_task is None:
-            self._set_state(
-                phase="ready", stage=None, fraction=None, error=None, retry_after_s=None
-            )
+            self._set_state(phase="ready", stage="", fraction=None, error=None, retry_after_s=None)
 
     def _on_lost(self) -> None:
         """Refuse requests from this moment; `_live` then finds out what happened."""
@@ -344,5 +342,7 @@ class EngineSupervisor:
 def _given_up(cause: VllmMlxError, num_deaths: int) -> VllmMlxError:
     """Say that no restart follows, in an error of the cause's kind."""
     info = ErrorInfo.of(cause)
-    message = f"gave up after {num_deaths} failed starts in a row; the last: {cause.message}"
+    message = (
+        f"gave up after {num_deaths} deaths in a row before any output; the last: {cause.message}"
+    )
     return msgspec.structs.replace(info, message=message).to_error()

@@ -106,7 +106,7 @@ def run_worker(connection: WorkerConnection, load: EngineFactory) -> int:
     try:
         _serve(connection, engine)
         engine.close()
-    except Exception:  # noqa: BLE001 - whatever it was, the supervisor must learn of it
+    except Exception:  # whatever it was, the supervisor must learn of it
         logger.exception("the engine failed; ending its process")
         return EXIT_INTERNAL
     return EXIT_DONE
@@ -132,7 +132,7 @@ def _load(
         return load(request.model, request.engine, report)
     except VllmMlxError as known:
         error = known
-    except Exception as unknown:  # noqa: BLE001 - any fault of files or libraries ends here
+    except Exception as unknown:  # any fault of files or libraries ends here
         logger.exception("loading %s failed", request.model.model)
         error = ModelLoadError(
             f"loading {request.model.model} failed: {type(unknown).__name__}: {unknown}"
@@ -185,8 +185,9 @@ def main(argv: Sequence[str] | None = None, *, load: EngineFactory = load_model)
     sock = socket.socket(fileno=arguments.fd)
     # A compiler that MLX starts must not hold the socket open after this process has died.
     sock.set_inheritable(False)
+    connection = WorkerConnection(sock)
     watch_parent(sock)
-    return run_worker(WorkerConnection(sock), load)
+    return run_worker(connection, load)
 
 
 def end_process(code: int) -> None:
