@@ -59,7 +59,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         if any(not key.isascii() or not key.isprintable() for key in self.api_keys):
             raise UsageError("an API key must be printable ASCII: it travels in an HTTP header")
         for name in ("timeout_s", "keep_alive_s"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be above 0, not {getattr(self, name)}")
         for name in ("default_max_tokens", "max_request_tokens", "stream_interval"):
             if getattr(self, name) < 1:

@@ -1,0 +1,117 @@
+"""Put the routes, the keys and the error answers together into the ASGI application."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from quart import Quart, Response, request
+from werkzeug.exceptions import HTTPException
+from werkzeug.routing import PathConverter
+
+from vllm_mlx.engine.errors import EngineUnavailableError, VllmMlxError
+from vllm_mlx.server.admission import progress_fields
+from vllm_mlx.server.errors import ErrorReply, internal_reply, reply_to, reply_to_http_fault
+from vllm_mlx.server.lifecycle import AsgiApp, RequestLifecycle
+from vllm_mlx.server.openai.chat import ChatRoute
+from vllm_mlx.server.openai.completions import CompletionRoute
+from vllm_mlx.server.openai.models import ModelRoutes
+from vllm_mlx.server.openai.tokenization import TokenizationRoutes
+from vllm_mlx.server.operations.cancel import CancelRoute
+from vllm_mlx.server.operations.health import HealthRoutes
+from vllm_mlx.server.operations.status import StatusRoute
+from vllm_mlx.server.replies import error_response
+from vllm_mlx.server.request_context import current_context
+from vllm_mlx.server.runtime import ServerRuntime
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for a whole request body to arrive.
+_BODY_TIMEOUT_S = 120
+
+
+class ModelIdConverter(PathConverter):
+    """Match model ids, which hold slashes and, being paths, may begin with one."""
+
+    regex = ".+?"
+
+
+def create_app(runtime: ServerRuntime) -> Quart:
+    """Make the application; it starts and stops nothing."""
+    app = Quart("vllm_mlx", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = runtime.config.max_body_bytes
+    app.config["BODY_TIMEOUT"] = _BODY_TIMEOUT_S
+    # Errors are answered in tests as they are in earnest.
+    app.config["PROPAGATE_EXCEPTIONS"] = False
+    # A model id that is a path begins with a second slash, which must not be redirected away.
+    app.url_map.merge_slashes = False
+    app.url_map.converters["model_id"] = ModelIdConverter
+    _add_routes(app, runtime)
+    _add_guards(app, runtime)
+    # Outermost, so that whatever happens inside has an id and an end.
+    lifecycle = RequestLifecycle(cast(AsgiApp, app.asgi_app))
+    app.asgi_app = cast(Any, lifecycle)  # type: ignore[method-assign]
+    return app
+
+
+def _add_routes(app: Quart, runtime: ServerRuntime) -> None:
+    health, status, cancel = HealthRoutes(runtime), StatusRoute(runtime), CancelRoute(runtime)
+    models, tokenization = ModelRoutes(runtime), TokenizationRoutes(runtime)
+    table: list[tuple[str, str, Callable[..., Awaitable[Response]]]] = [
+        ("GET", "/health", health.health),
+        ("GET", "/ready", health.ready),
+        ("GET", "/v1/status", status.status),
+        ("POST", "/v1/requests/<request_id>/cancel", cancel.cancel),
+        ("DELETE", "/v1/requests/<request_id>", cancel.cancel),
+        ("POST", "/v1/chat/completions", ChatRoute(runtime).create),
+        ("POST", "/v1/completions", CompletionRoute(runtime).create),
+        ("GET", "/v1/models", models.index),
+        ("GET", "/v1/models/<model_id:model_id>", models.retrieve),
+        ("POST", "/tokenize", tokenization.tokenize),
+        ("POST", "/detokenize", tokenization.detokenize),
+    ]
+    for method, path, view in table:
+        app.add_url_rule(path, f"{method} {path}".replace(".", "_"), view, methods=[method])
+
+
+def _add_guards(app: Quart, runtime: ServerRuntime) -> None:
+    async def authenticate() -> None:
+        headers = request.headers
+        runtime.keys.check(request.path, headers.get("authorization"), headers.get("x-api-key"))
+
+    async def answer_error(error: VllmMlxError) -> Response:
+        extra = None
+        if isinstance(error, EngineUnavailableError):
+            extra = progress_fields(runtime.engine.state)
+        return _told(reply_to(error, extra))
+
+    async def answer_http_fault(error: HTTPException) -> Response:
+        return _told(_http_reply(error))
+
+    async def answer_defect(error: Exception) -> Response:
+        context = current_context()
+        logger.error("request %s failed", context.id, exc_info=error)
+        return _told(internal_reply(context.id))
+
+    app.before_request(authenticate)
+    app.register_error_handler(VllmMlxError, answer_error)
+    app.register_error_handler(HTTPException, answer_http_fault)
+    app.register_error_handler(Exception, answer_defect)
+
+
+def _http_reply(error: HTTPException) -> ErrorReply:
+    status = error.code or 500
+    messages = {
+        404: f"no such route: {request.method} {request.path}",
+        405: f"{request.path} does not take {request.method}",
+        408: f"the request body did not arrive within {_BODY_TIMEOUT_S} s",
+        413: "the request body is too large",
+    }
+    return reply_to_http_fault(status, messages.get(status, error.description or error.name))
+
+
+def _told(reply: ErrorReply) -> Response:
+    """Answer with an error and note its code for the log."""
+    current_context().error_code = reply.code
+    return error_response(reply)

@@ -1,0 +1,288 @@
+"""The requests that are being answered: started, read with time limits, cancelled and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+
+from vllm_mlx.engine.core.outputs import RowOutput
+from vllm_mlx.engine.core.request import GenerationRequest
+from vllm_mlx.engine.errors import (
+    EngineUnavailableError,
+    RequestAbortedError,
+    RequestTimeoutError,
+    RowFailedError,
+)
+from vllm_mlx.server.admission import Admission
+from vllm_mlx.server.engine_port import EnginePort, OutputStream
+from vllm_mlx.server.progress import ProgressReader
+
+#: How long a stream's response waits for its first output, so that a request which the engine
+#: refuses still gets its true status instead of an event after a 200.
+_FIRST_OUTPUT_GRACE_S = 1.0
+
+#: What one reading finds: the row and its output, or None when nothing came in time.
+News = tuple[int, RowOutput] | None
+
+
+@dataclass
+class Totals:
+    """Count what has ended since the server started, over all engines it had."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass
+class Answer:
+    """Gather the whole output of one row."""
+
+    text: str = ""
+    last: RowOutput = field(default_factory=lambda: RowOutput(request_id=""))
+
+
+class Generation:
+    """Read the rows of one client request until each has ended.
+
+    One reader, on the event loop. `aclose` aborts the rows that have not ended; whoever makes a
+    generation must see to it that it is called.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        streams: dict[str, OutputStream],
+        registry: GenerationRegistry,
+        keep_alive_s: float,
+        timeout_s: float,
+    ) -> None:
+        self.id = request_id
+        self.row_ids = tuple(streams)
+        self.is_cancelled = False
+        self._registry = registry
+        self._streams = dict(enumerate(streams.values()))
+        self._pending: dict[asyncio.Task[RowOutput], int] = {}
+        self._tick_s = min(keep_alive_s, max(0.02, timeout_s / 4))
+        self._timeout_s = timeout_s
+        self._peeked: News = None
+        self._last_progress = registry.clock()
+        self._marks = ((0, 0),) * len(streams)
+        self._newest: dict[int, RowOutput] = {}
+
+    async def peek(self) -> None:
+        """Wait a moment for the first output and keep it; raise what the engine refused."""
+        self._peeked = await self._read(min(_FIRST_OUTPUT_GRACE_S, self._tick_s))
+
+    async def outputs(self) -> AsyncGenerator[News]:
+        """Yield (row, output) as outputs come, and None whenever none came for a while.
+
+        Ends when every row has ended. Raises the error of a row that failed, after what text it
+        still had; `RequestTimeoutError` when nothing moves; `RequestAbortedError` when the
+        shutdown ended it.
+        """
+        if self._peeked is not None:
+            yield self._peeked
+        while self._streams:
+            news = await self._read(self._tick_s)
+            if news is None:
+                await self._check_progress()
+            yield news
+
+    async def collect(self) -> list[Answer]:
+        """Wait for the end of every row and return their answers in order."""
+        parts: list[list[str]] = [[] for _ in self.row_ids]
+        answers = [Answer() for _ in self.row_ids]
+        async with aclosing(self.outputs()) as outputs:
+            async for news in outputs:
+                if news is not None:
+                    row, output = news
+                    parts[row].append(output.text)
+                    answers[row].last = output
+        for answer, texts in zip(answers, parts, strict=True):
+            answer.text = "".join(texts)
+        return answers
+
+    async def aclose(self) -> None:
+        """Abort what has not ended and forget the request; may be called twice."""
+        for task in self._pending:
+            task.cancel()
+        self._pending.clear()
+        streams, self._streams = self._streams, {}
+        for row, stream in streams.items():
+            await stream.aclose()
+            self._registry.count(self._newest.get(row, RowOutput(request_id="")))
+        self._registry.forget(self)
+
+    async def _read(self, timeout_s: float) -> News:
+        """Return the next output of any row, or None after `timeout_s` without one."""
+        if len(self._streams) == 1 and not self._pending:
+            ((row, stream),) = self._streams.items()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    output = await stream.__anext__()
+            except TimeoutError:
+                return None
+            return row, self._accept(row, output)
+        waiting = set(self._pending.values())
+        for row, stream in self._streams.items():
+            if row not in waiting:
+                self._pending[asyncio.ensure_future(_next(stream))] = row
+        done, _ = await asyncio.wait(
+            self._pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not done:
+            return None
+        # One at a time: the others stay done and are found at the next reading.
+        task = next(iter(done))
+        row = self._pending.pop(task)
+        return row, self._accept(row, task.result())
+
+    def _accept(self, row: int, output: RowOutput) -> RowOutput:
+        """Note that `output` came; raise its error once it has no text left to deliver."""
+        self._last_progress = self._registry.clock()
+        self._newest[row] = output
+        if output.finish_reason is None:
+            return output
+        if output.finish_reason == "error" or (
+            output.finish_reason == "abort" and not self.is_cancelled
+        ):
+            if output.text:
+                # The text is delivered first; the stream is kept to raise at the next reading.
+                self._streams[row] = _Ended(msgspec.structs.replace(output, text=""))
+                return msgspec.structs.replace(output, finish_reason=None, error=None)
+            del self._streams[row]
+            self._registry.count(output)
+            raise _error_of(output)
+        del self._streams[row]
+        self._registry.count(output)
+        return output
+
+    async def _check_progress(self) -> None:
+        """Raise `RequestTimeoutError` if the engine, too, has seen nothing move for too long."""
+        marks = await self._registry.progress.marks(self.row_ids)
+        now = self._registry.clock()
+        if marks is not None and marks != self._marks:
+            self._marks = marks
+            self._last_progress = now
+        if now - self._last_progress >= self._timeout_s:
+            raise RequestTimeoutError(
+                f"no progress for {self._timeout_s:g} s; the request was aborted. "
+                "Try a shorter prompt, fewer requests at once or a longer --timeout"
+            )
+
+
+class GenerationRegistry:
+    """Own the open requests and the totals of those that ended; event loop only."""
+
+    def __init__(
+        self,
+        engine: EnginePort,
+        *,
+        max_rows: int,
+        max_queue: int,
+        keep_alive_s: float,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self.progress = ProgressReader(engine, clock)
+        self.totals = Totals()
+        self._engine = engine
+        self._admission = Admission(max_rows, max_queue, lambda: self.num_open_rows)
+        self._keep_alive_s = keep_alive_s
+        self._timeout_s = timeout_s
+        self._open: dict[str, tuple[Generation, float]] = {}
+        self._by_row: dict[str, str] = {}
+
+    @property
+    def num_open_rows(self) -> int:
+        """Count the rows that have not been read to their end."""
+        return len(self._by_row)
+
+    def check_room(self, num_rows: int) -> None:
+        """Raise `OverloadedError` when so many more rows do not fit; spares work in vain."""
+        self._admission.check(num_rows)
+
+    def start(self, request_id: str, requests: Sequence[GenerationRequest]) -> Generation:
+        """Hand all rows of one client request to the engine.
+
+        Raises `OverloadedError` when the queue is full, `EngineUnavailableError` when there is no
+        engine to take them; none is then left behind.
+        """
+        self.check_room(len(requests))
+        streams: dict[str, OutputStream] = {}
+        try:
+            for request in requests:
+                streams[request.request_id] = self._engine.generate(request)
+        except EngineUnavailableError:
+            for row_id in streams:
+                self._engine.abort(row_id)
+            raise
+        generation = Generation(request_id, streams, self, self._keep_alive_s, self._timeout_s)
+        self._open[request_id] = (generation, self.clock())
+        self._by_row |= dict.fromkeys(generation.row_ids, request_id)
+        return generation
+
+    def cancel(self, request_id: str) -> str | None:
+        """End an open request by its own id or that of one of its rows; return its own id.
+
+        Its reader gets what was generated, with finish reason `abort`.
+        """
+        request_id = self._by_row.get(request_id, request_id)
+        generation, _ = self._open.get(request_id, (None, 0.0))
+        if generation is None:
+            return None
+        generation.is_cancelled = True
+        for row_id in generation.row_ids:
+            self._engine.abort(row_id)
+        return request_id
+
+    def count(self, output: RowOutput) -> None:
+        """Add one row's final output to the totals."""
+        self.totals.requests += 1
+        self.totals.prompt_tokens += output.num_prompt_tokens
+        self.totals.cached_tokens += output.num_cached_tokens
+        self.totals.completion_tokens += output.num_completion_tokens
+
+    def forget(self, generation: Generation) -> None:
+        """Drop a request that has ended."""
+        _, started = self._open.pop(generation.id, (None, None))
+        if started is None:
+            return
+        for row_id in generation.row_ids:
+            self._by_row.pop(row_id, None)
+        self._admission.record(self.clock() - started)
+
+
+class _Ended:
+    """Stand for a stream whose final output is known and has yet to be acted on."""
+
+    def __init__(self, output: RowOutput) -> None:
+        self._output = output
+
+    async def __anext__(self) -> RowOutput:
+        return self._output
+
+    async def aclose(self) -> None:
+        """Leave: the row has ended already."""
+
+
+async def _next(stream: OutputStream) -> RowOutput:
+    return await stream.__anext__()
+
+
+def _error_of(output: RowOutput) -> Exception:
+    if output.finish_reason == "abort":
+        return RequestAbortedError(
+            "the server is shutting down and has aborted this request", retry_after_s=5.0
+        )
+    if output.error is None:
+        return RowFailedError("the engine ended this request without saying why")
+    return output.error.to_error()

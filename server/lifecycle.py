@@ -1,0 +1,102 @@
+"""The outermost ASGI layer: gives each request its id, closes what it opened, logs how it ended."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import quote
+
+from vllm_mlx.server.request_context import SCOPE_KEY, RequestContext, new_request_id
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+access_logger = logging.getLogger("vllm_mlx.access")
+
+#: Probes ask every few seconds; their lines would bury the others.
+_QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+
+#: What the log calls a client that left before its answer was complete.
+CLIENT_CLOSED_REQUEST = 499
+
+
+class RequestLifecycle:
+    """Wrap an ASGI application so that no request is nameless, leaks or ends unlogged.
+
+    The wrapper and not the handler closes what a request opened: a client may leave between the
+    handler's return and the first chunk, when no generator's `finally` has been entered yet.
+    """
+
+    def __init__(self, app: AsgiApp, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app = app
+        self._clock = clock
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve one connection scope."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        context = RequestContext(new_request_id(scope["path"]))
+        scope[SCOPE_KEY] = context
+        exchange = _Exchange(context, receive, send)
+        started = self._clock()
+        try:
+            async with context.closing:
+                await self._app(scope, exchange.receive, exchange.send)
+        finally:
+            _log(scope, context, exchange.outcome(), self._clock() - started)
+
+
+class _Exchange:
+    """Watch one request's messages: mark the response, and see who ended it."""
+
+    def __init__(self, context: RequestContext, receive: Receive, send: Send) -> None:
+        self._context = context
+        self._receive = receive
+        self._send = send
+        self._status: int | None = None
+        self._is_complete = False
+        self._has_client_left = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self._is_complete:
+            self._has_client_left = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            headers = [*message.get("headers", ()), (b"x-request-id", self._context.id.encode())]
+            if self._context.ignored_fields:
+                names = ", ".join(self._context.ignored_fields)
+                headers.append((b"x-ignored-fields", names.encode("ascii")))
+            message = {**message, "headers": headers}
+        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            self._is_complete = True
+        await self._send(message)
+
+    def outcome(self) -> int:
+        """Return the status to log."""
+        if self._has_client_left and not self._is_complete:
+            return CLIENT_CLOSED_REQUEST
+        return self._status if self._status is not None else 500
+
+
+def _log(
+    scope: MutableMapping[str, Any], context: RequestContext, status: int, seconds: float
+) -> None:
+    """Write one line: no query, no header and no body, where keys and prompts would be."""
+    level = logging.DEBUG if scope["path"] in _QUIET_PATHS else logging.INFO
+    client = (scope.get("client") or ("-",))[0]
+    # The path was unquoted: quoting it again keeps line breaks out of the log.
+    path = quote(scope["path"], safe="/:@")
+    line = "%s %s %s %d %.3fs %s"
+    arguments = (client, scope["method"], path, status, seconds, context.id)
+    if context.error_code is not None:
+        line, arguments = f"{line} %s", (*arguments, context.error_code)  # type: ignore[assignment]
+    access_logger.log(level, line, *arguments)

@@ -1,0 +1,49 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+
+from quart import Response
+
+from vllm_mlx.server import sse
+from vllm_mlx.server.openai.intake import check_streaming, limits_of, read_body
+from vllm_mlx.server.openai.prompts import chat_messages, template_options
+from vllm_mlx.server.openai.responses import AnswerHead, chat_completion
+from vllm_mlx.server.openai.schemas import ChatCompletionBody
+from vllm_mlx.server.openai.streams import chat_events, ended_properly
+from vllm_mlx.server.openai.translate import generation_request
+from vllm_mlx.server.replies import json_response
+from vllm_mlx.server.request_context import current_context
+from vllm_mlx.server.runtime import ServerRuntime
+
+
+class ChatRoute:
+    """Answer chats."""
+
+    def __init__(self, runtime: ServerRuntime) -> None:
+        self._runtime = runtime
+
+    async def create(self) -> Response:
+        """Answer one chat, streamed or whole."""
+        served = self._runtime.require_ready()
+        body = await read_body(self._runtime, ChatCompletionBody)
+        model = self._runtime.names.check(body.model)
+        include_usage = check_streaming(body)
+        self._runtime.generations.check_room(1)
+        context = current_context()
+        prompt = await served.tokenizers.encode_chat(
+            chat_messages(body.messages), **template_options(body)
+        )
+        row = generation_request(
+            body, context.id, prompt, "messages", limits_of(self._runtime, served)
+        )
+        generation = self._runtime.generations.start(context.id, [row])
+        context.closing.push_async_callback(generation.aclose)
+        head = AnswerHead(context.id, model, int(time.time()))
+        if not body.stream:
+            (answer,) = await generation.collect()
+            return json_response(chat_completion(head, answer))
+        await generation.peek()
+        events = chat_events(generation, head, include_usage=include_usage)
+        return sse.event_stream(ended_properly(events, context))

@@ -1,0 +1,179 @@
+"""What each request field does here: enforced, advisory or refused; the table and its check."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_mlx.engine.errors import InvalidRequestError
+from vllm_mlx.server.openai.schemas import (
+    Body,
+    ChatCompletionBody,
+    ChatMessage,
+    CompletionBody,
+    ContentPart,
+    DetokenizeBody,
+    FunctionCall,
+    GenerationBody,
+    StreamOptions,
+    TokenizeBody,
+    ToolCall,
+)
+
+
+class FieldUse(enum.Enum):
+    """Say what happens to a field that a client sends."""
+
+    #: It takes effect on every path.
+    ENFORCED = "enforced"
+    #: It is known and without effect here.
+    ADVISORY = "advisory"
+    #: A value that would have an effect is a 400 that names the field.
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class FieldPolicy:
+    """Classify one field; of a refused one, `no_ops` are the values that ask for nothing."""
+
+    use: FieldUse
+    no_ops: tuple[Any, ...] = ()
+
+
+_E = FieldPolicy(FieldUse.ENFORCED)
+_A = FieldPolicy(FieldUse.ADVISORY)
+
+
+def _refused(*no_ops: Any) -> FieldPolicy:
+    return FieldPolicy(FieldUse.REFUSED, no_ops)
+
+
+def _all(policy: FieldPolicy, names: str) -> dict[str, FieldPolicy]:
+    return dict.fromkeys(names.split(), policy)
+
+
+_GENERATION: dict[str, FieldPolicy] = {
+    **_all(_E, "model temperature top_p top_k min_p seed max_tokens min_tokens"),
+    **_all(_E, "stop stop_token_ids ignore_eos stream stream_options"),
+    **_all(_A, "user metadata service_tier safety_identifier"),
+    **_all(_A, "prompt_cache_key prompt_cache_retention prompt_cache_options"),
+    "n": _refused(1),
+    "best_of": _refused(1),
+    "frequency_penalty": _refused(0.0),
+    "presence_penalty": _refused(0.0),
+    "repetition_penalty": _refused(1.0),
+    "length_penalty": _refused(1.0),
+    "use_beam_search": _refused(False),
+    "logit_bias": _refused({}),
+    "bad_words": _refused([]),
+    "allowed_token_ids": _refused(),
+    "logits_processors": _refused([]),
+    "prompt_logprobs": _refused(),
+    "echo": _refused(False),
+    "priority": _refused(0),
+    "response_format": _refused({"type": "text"}),
+    **_all(_refused(), "structured_outputs guided_json guided_regex guided_choice guided_grammar"),
+    "skip_special_tokens": _refused(True),
+    "spaces_between_special_tokens": _refused(True),
+    "include_stop_str_in_output": _refused(False),
+    "truncate_prompt_tokens": _refused(),
+    "return_token_ids": _refused(False),
+    "return_tokens_as_token_ids": _refused(False),
+    "thinking_token_budget": _refused(),
+    "timeout": _refused(),
+}
+
+POLICIES: Mapping[type[Body], Mapping[str, FieldPolicy]] = {
+    GenerationBody: _GENERATION,
+    ChatCompletionBody: {
+        **_GENERATION,
+        **_all(_E, "messages max_completion_tokens chat_template_kwargs enable_thinking"),
+        **_all(_E, "reasoning_effort add_generation_prompt continue_final_message"),
+        **_all(_A, "parallel_tool_calls prediction store verbosity"),
+        "logprobs": _refused(False),
+        "top_logprobs": _refused(0),
+        "tools": _refused([]),
+        "tool_choice": _refused("none", "auto"),
+        "functions": _refused([]),
+        "function_call": _refused("none", "auto"),
+        "modalities": _refused([], ["text"]),
+        **_all(_refused(), "audio moderation web_search_options chat_template"),
+        "documents": _refused([]),
+        "add_special_tokens": _refused(False),
+    },
+    CompletionBody: {
+        **_GENERATION,
+        **_all(_E, "prompt add_special_tokens"),
+        "logprobs": _refused(),
+        "suffix": _refused(""),
+    },
+    StreamOptions: {
+        "include_usage": _E,
+        # Padding against traffic analysis; the text is the same without it.
+        "include_obfuscation": _A,
+        "continuous_usage_stats": _refused(False),
+    },
+    ChatMessage: {
+        **_all(_E, "role content name tool_calls tool_call_id reasoning reasoning_content refusal"),
+        **_all(_A, "annotations cache_control"),
+        **_all(_refused(), "function_call audio"),
+    },
+    ContentPart: {
+        **_all(_E, "type text refusal"),
+        **_all(_A, "cache_control prompt_cache_breakpoint"),
+        **_all(_refused(), "image_url input_image image input_audio audio_url audio"),
+        **_all(_refused(), "video_url video file"),
+    },
+    ToolCall: {**_all(_E, "id type function"), "index": _A},
+    FunctionCall: _all(_E, "name arguments"),
+    TokenizeBody: {
+        **_all(_E, "model prompt messages add_special_tokens add_generation_prompt"),
+        **_all(_E, "continue_final_message chat_template_kwargs"),
+        "return_token_strs": _refused(False),
+        "tools": _refused([]),
+        **_all(_refused(), "chat_template mm_processor_kwargs"),
+    },
+    DetokenizeBody: _all(_E, "model tokens"),
+}
+
+
+def check_fields(body: Body) -> None:
+    """Raise `InvalidRequestError` that names the first refused field which asks for something."""
+    for path, part in _walk(body):
+        for name, policy in POLICIES[type(part)].items():
+            value = getattr(part, name)
+            if policy.use is not FieldUse.REFUSED or value is None or value in policy.no_ops:
+                continue
+            param = f"{path}.{name}" if path else name
+            hint = f"; only {_listed(policy.no_ops)} is accepted" if policy.no_ops else ""
+            raise InvalidRequestError(f"{param} is not supported in this build{hint}", param=param)
+
+
+def unknown_fields(body: Body) -> list[str]:
+    """Return the fields that no schema knows, at any depth, as `messages[].name`; each once."""
+    found: dict[str, None] = {}
+    for path, part in _walk(body, indices=False):
+        for name in part.model_extra or ():
+            found[f"{path}.{name}" if path else name] = None
+    return list(found)
+
+
+def _walk(body: Body, path: str = "", *, indices: bool = True) -> Iterator[tuple[str, Body]]:
+    """Yield `body` and every schema inside it with its path; free-form values are not entered."""
+    yield path, body
+    for name in type(body).model_fields:
+        value = getattr(body, name)
+        inner = f"{path}.{name}" if path else name
+        if isinstance(value, Body):
+            yield from _walk(value, inner, indices=indices)
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                if isinstance(item, Body):
+                    place = f"{inner}[{index if indices else ''}]"
+                    yield from _walk(item, place, indices=indices)
+
+
+def _listed(values: tuple[Any, ...]) -> str:
+    return " or ".join(repr(value) for value in values)

@@ -1,0 +1,43 @@
+"""What the OpenAI routes share on the way in: read, check, and name what was ignored."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from quart import request
+
+from vllm_mlx.engine.errors import InvalidRequestError
+from vllm_mlx.server.openai.fields import unknown_fields
+from vllm_mlx.server.openai.schemas import Body, GenerationBody
+from vllm_mlx.server.openai.translate import Limits
+from vllm_mlx.server.openai.validation import decode_object, validate
+from vllm_mlx.server.request_context import current_context
+from vllm_mlx.server.runtime import ServerRuntime
+from vllm_mlx.server.served_model import ServedModel
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+async def read_body(runtime: ServerRuntime, schema: type[BodyT]) -> BodyT:
+    """Read and check the body of the request at hand; raise `InvalidRequestError`."""
+    raw = await request.get_data(cache=False, as_text=False, parse_form_data=False)
+    body = validate(schema, decode_object(raw))
+    if names := unknown_fields(body):
+        current_context().ignored_fields = runtime.unknown_fields.record(names)
+    return body
+
+
+def check_streaming(body: GenerationBody) -> bool:
+    """Return whether the stream is to end with usage; refuse stream options without a stream."""
+    if body.stream_options is None:
+        return False
+    if not body.stream:
+        raise InvalidRequestError(
+            "stream_options is only allowed when stream is true", param="stream_options"
+        )
+    return bool(body.stream_options.include_usage)
+
+
+def limits_of(runtime: ServerRuntime, served: ServedModel) -> Limits:
+    """Return the limits and defaults that hold for `served`."""
+    return Limits.of(runtime.config, served.info, served.tokenizers.vocab_size)

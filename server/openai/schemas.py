@@ -1,0 +1,203 @@
+"""The request bodies of the OpenAI-compatible routes, every field that clients are known to send.
+
+Unknown fields are kept in `model_extra`, at any depth, so that they can be named; what each known
+field does is said in `fields.py`. Fields that are refused there are typed loosely: their content
+is not looked at.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+#: Ids beyond this cannot be packed for the engine.
+MAX_TOKEN_ID = 2**31 - 1
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+
+
+class Body(BaseModel):
+    """Base of every schema: values of the wrong type are refused, unknown fields are kept."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+
+class StreamOptions(Body):
+    """Say what a stream carries besides text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationBody(Body):
+    """Hold the fields that chat and plain completions share."""
+
+    model: str | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=MAX_TOKEN_ID)
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    max_tokens: int | None = Field(None, ge=1)
+    min_tokens: int | None = Field(None, ge=0)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # Refused until a build supports them.
+    n: int | None = Field(None, ge=1)
+    best_of: int | None = None
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0)
+    length_penalty: float | None = None
+    use_beam_search: bool | None = None
+    logit_bias: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    logits_processors: Any = None
+    prompt_logprobs: Any = None
+    echo: bool | None = None
+    priority: int | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    thinking_token_budget: Any = None
+    timeout: Any = None
+    # Without effect here.
+    user: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+
+
+class ContentPart(Body):
+    """Hold one part of a message: text, or a kind that another build may take."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: Any = None
+    input_image: Any = None
+    image: Any = None
+    input_audio: Any = None
+    audio_url: Any = None
+    audio: Any = None
+    video_url: Any = None
+    video: Any = None
+    file: Any = None
+    cache_control: Any = None
+    prompt_cache_breakpoint: Any = None
+
+
+class FunctionCall(Body):
+    """Name a function and its arguments, as JSON text or already parsed."""
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class ToolCall(Body):
+    """Hold one call that an assistant made earlier."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None
+    function: FunctionCall
+
+
+class ChatMessage(Body):
+    """Hold one message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: Any = None
+    cache_control: Any = None
+    function_call: Any = None
+    audio: Any = None
+
+
+class ChatCompletionBody(GenerationBody):
+    """Hold the body of `POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    # Refused until a build supports them.
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    moderation: Any = None
+    web_search_options: Any = None
+    chat_template: Any = None
+    documents: Any = None
+    add_special_tokens: bool | None = None
+    # Without effect here.
+    parallel_tool_calls: Any = None
+    prediction: Any = None
+    store: Any = None
+    verbosity: Any = None
+
+
+class CompletionBody(GenerationBody):
+    """Hold the body of `POST /v1/completions`; `prompt` is told apart in `prompts.py`."""
+
+    prompt: Any
+    add_special_tokens: bool | None = None
+    # Refused until a build supports them.
+    logprobs: int | None = None
+    suffix: str | None = None
+
+
+class TokenizeBody(Body):
+    """Hold the body of `POST /tokenize`: a prompt or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # Refused until a build supports them.
+    return_token_strs: bool | None = None
+    tools: Any = None
+    chat_template: Any = None
+    mm_processor_kwargs: Any = None
+
+
+class DetokenizeBody(Body):
+    """Hold the body of `POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenId]

@@ -1,0 +1,98 @@
+"""Write OpenAI's streams: chunks, keep-alive comments, usage, and one error event if it fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from vllm_mlx.engine.core.outputs import RowOutput
+from vllm_mlx.engine.errors import VllmMlxError
+from vllm_mlx.server import sse
+from vllm_mlx.server.errors import ErrorReply, internal_reply, reply_to
+from vllm_mlx.server.generation import Generation
+from vllm_mlx.server.openai.responses import AnswerHead, chat_chunk, text_chunk, usage_chunk
+from vllm_mlx.server.request_context import RequestContext
+
+logger = logging.getLogger(__name__)
+
+
+async def chat_events(
+    generation: Generation, head: AnswerHead, *, include_usage: bool
+) -> AsyncGenerator[bytes]:
+    """Yield the events of a streamed chat answer, without the end mark."""
+    write = _ChunkWriter(include_usage=include_usage)
+    yield write(chat_chunk(head, {"role": "assistant", "content": ""}))
+    ends: list[RowOutput] = []
+    async with aclosing(generation.outputs()) as outputs:
+        async for news in outputs:
+            if news is None:
+                yield sse.KEEP_ALIVE
+                continue
+            _, output = news
+            if output.text:
+                yield write(chat_chunk(head, {"content": output.text}))
+            if output.finish_reason is not None:
+                ends.append(output)
+                yield write(chat_chunk(head, {}, output))
+    if include_usage:
+        yield sse.event(usage_chunk(head, "chat.completion.chunk", ends))
+
+
+async def completion_events(
+    generation: Generation, head: AnswerHead, *, include_usage: bool
+) -> AsyncGenerator[bytes]:
+    """Yield the events of a streamed completion, without the end mark; choices interleave."""
+    write = _ChunkWriter(include_usage=include_usage)
+    ends: list[RowOutput] = []
+    async with aclosing(generation.outputs()) as outputs:
+        async for news in outputs:
+            if news is None:
+                yield sse.KEEP_ALIVE
+                continue
+            index, output = news
+            if output.text or output.finish_reason is not None:
+                last = output if output.finish_reason is not None else None
+                yield write(text_chunk(head, index, output.text, last))
+            if output.finish_reason is not None:
+                ends.append(output)
+    if include_usage:
+        yield sse.event(usage_chunk(head, "text_completion", ends))
+
+
+async def ended_properly(
+    events: AsyncGenerator[bytes], context: RequestContext
+) -> AsyncGenerator[bytes]:
+    """Yield `events` and the end mark; a failure becomes one error event before it.
+
+    The status has been sent by then, so the event is all that can tell the client.
+    """
+    async with aclosing(events):
+        try:
+            async for event in events:
+                yield event
+        except VllmMlxError as error:
+            yield _error_event(reply_to(error), context)
+        except Exception:
+            # A defect of ours must not leave the client with a stream that breaks off.
+            logger.exception("stream %s failed", context.id)
+            yield _error_event(internal_reply(context.id), context)
+    yield sse.DONE
+
+
+def _error_event(reply: ErrorReply, context: RequestContext) -> bytes:
+    context.error_code = reply.code
+    return sse.event(reply.openai_body())
+
+
+class _ChunkWriter:
+    """Frame chunks; where usage was asked for, every chunk but the last carries a null one."""
+
+    def __init__(self, *, include_usage: bool) -> None:
+        self._include_usage = include_usage
+
+    def __call__(self, chunk: dict[str, Any]) -> bytes:
+        if self._include_usage:
+            chunk["usage"] = None
+        return sse.event(chunk)

@@ -1,0 +1,129 @@
+"""`GET /v1/status`: what the server and its engine have done and are doing."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from quart import Response
+
+from vllm_mlx.engine.core.stats import DeviceMemory, EngineStats, RequestStats
+from vllm_mlx.server.replies import json_response
+from vllm_mlx.server.runtime import ServerRuntime
+
+_GB = 1e9
+_MB = 1e6
+
+
+class StatusRoute:
+    """Report the server's state; it answers in every phase, with what is known."""
+
+    def __init__(self, runtime: ServerRuntime) -> None:
+        self._runtime = runtime
+
+    async def status(self) -> Response:
+        """Describe server, engine and open requests."""
+        runtime = self._runtime
+        stats = None
+        if runtime.is_ready:
+            stats = await runtime.generations.progress.snapshot()
+        totals = runtime.generations.totals
+        known = stats or EngineStats()
+        memory = _memory_fields(known.memory)
+        device = runtime.served.info.device if runtime.served is not None else None
+        return json_response(
+            {
+                "status": self._status_word(),
+                "model": runtime.names.primary if runtime.served is not None else None,
+                "uptime_s": round(time.monotonic() - runtime.started, 3),
+                "steps_executed": known.steps_executed,
+                "num_running": known.num_running,
+                "num_waiting": known.num_waiting,
+                "total_requests_processed": totals.requests,
+                "total_prompt_tokens": totals.prompt_tokens,
+                "total_cached_tokens": totals.cached_tokens,
+                "total_completion_tokens": totals.completion_tokens,
+                "metal": memory if device is not None and "Metal" in device else None,
+                "device": {"name": device, **(memory or {})},
+                "cache": _cache_fields(),
+                "requests": [_request_fields(request) for request in known.requests],
+                "engine": self._engine_fields(known, answers=stats is not None),
+                "unknown_fields": dict(runtime.unknown_fields.counts),
+            }
+        )
+
+    def _status_word(self) -> str:
+        """Return the API's own word for the engine's phase."""
+        phase = self._runtime.engine.state.phase
+        if self._runtime.is_ready or phase == "draining":
+            return "running"
+        return "stopped" if phase in ("failed", "stopped") else "not_loaded"
+
+    def _engine_fields(self, stats: EngineStats, *, answers: bool) -> dict[str, Any]:
+        condition = self._runtime.engine.state
+        fields: dict[str, Any] = {
+            "phase": condition.phase,
+            "pid": condition.pid,
+            "restarts": condition.num_restarts,
+            "answers": answers,
+            "error": condition.error.message if condition.error is not None else None,
+        }
+        if self._runtime.served is None:
+            return fields
+        info = self._runtime.served.info
+        return fields | {
+            "model_type": info.model_type,
+            "max_model_len": info.max_model_len,
+            "dtype": info.dtype,
+            "blas": info.blas,
+            "weights_mb": info.weights_bytes / _MB,
+            "kv_mb": stats.kv_bytes / _MB,
+            "kv_budget_mb": info.kv_budget_bytes / _MB,
+            "kv_bytes_per_token": info.kv_bytes_per_token,
+            "prefilled_tokens": stats.prefilled_tokens,
+            "preemptions": stats.num_preemptions,
+        }
+
+
+def _cache_fields() -> dict[str, Any]:
+    """Describe the prefix cache, of which this build has none: nothing is stored, nothing hit."""
+    return {"type": "none", "entries": 0, "hit_rate": 0.0, "memory_mb": 0.0}
+
+
+def _memory_fields(memory: DeviceMemory | None) -> dict[str, float] | None:
+    if memory is None:
+        return None
+    return {
+        "active_memory_gb": memory.active_bytes / _GB,
+        "peak_memory_gb": memory.peak_bytes / _GB,
+        "cache_memory_gb": memory.cache_bytes / _GB,
+    }
+
+
+def _request_fields(request: RequestStats) -> dict[str, Any]:
+    """Describe one open request; a rate is None until there is one."""
+    rate = None
+    if request.generation_s:
+        rate = request.num_completion_tokens / request.generation_s
+    return {
+        "request_id": request.request_id,
+        "phase": request.phase,
+        "tokens_per_second": rate,
+        "ttft_s": request.ttft_s,
+        "progress": min(1.0, request.num_completion_tokens / max(1, request.max_tokens)),
+        "cache_hit_type": _cache_hit_type(request),
+        "cached_tokens": request.num_cached_tokens,
+        "generated_tokens": request.num_completion_tokens,
+        "max_tokens": request.max_tokens,
+        "prompt_tokens": request.num_prompt_tokens,
+        "prefilled_tokens": request.num_prefilled_tokens,
+        "elapsed_s": request.age_s,
+        "preemptions": request.num_preemptions,
+    }
+
+
+def _cache_hit_type(request: RequestStats) -> str:
+    """Return `exact` when all that can come from a cache did: the last token is always computed."""
+    if request.num_cached_tokens == 0:
+        return "miss"
+    return "exact" if request.num_cached_tokens >= request.num_prompt_tokens - 1 else "prefix"

@@ -1,0 +1,54 @@
+"""What the engine says of its open requests, read at most once a second for everybody who asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from vllm_mlx.engine.core.stats import EngineStats
+from vllm_mlx.engine.errors import EngineUnavailableError
+from vllm_mlx.server.engine_port import EnginePort
+
+#: How old a snapshot may be; many silent streams share one question to the engine.
+_MAX_AGE_S = 1.0
+
+#: How long a snapshot is waited for: the engine answers between two steps, and a step may be long.
+_ANSWER_TIMEOUT_S = 5.0
+
+
+class ProgressReader:
+    """Read the engine's statistics for those who watch requests; event loop only."""
+
+    def __init__(self, engine: EnginePort, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._newest: EngineStats | None = None
+        self._read_at = float("-inf")
+
+    async def snapshot(self) -> EngineStats | None:
+        """Return what the engine said within the last second, or None if it does not answer."""
+        async with self._lock:
+            if self._clock() - self._read_at >= _MAX_AGE_S:
+                try:
+                    async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                        self._newest = await self._engine.stats()
+                except (TimeoutError, EngineUnavailableError):
+                    self._newest = None
+                self._read_at = self._clock()
+            return self._newest
+
+    async def marks(self, row_ids: Sequence[str]) -> tuple[tuple[int, int], ...] | None:
+        """Return prompt and completion tokens done by each row; None when nobody knows.
+
+        They change whenever a row moves on: waiting in the queue is no progress, and computing
+        prompt tokens is, though no text comes of it.
+        """
+        stats = await self.snapshot()
+        if stats is None:
+            return None
+        done = {
+            request.request_id: (request.num_prefilled_tokens, request.num_completion_tokens)
+            for request in stats.requests
+        }
+        return tuple(done.get(row_id, (0, 0)) for row_id in row_ids)

@@ -1,0 +1,85 @@
+"""What one running server is made of; the routes receive it whole."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from vllm_mlx.engine.config import EngineConfig, ModelConfig
+from vllm_mlx.server.admission import not_ready_error
+from vllm_mlx.server.auth import ApiKeys
+from vllm_mlx.server.config import ServerConfig
+from vllm_mlx.server.engine_port import EnginePort
+from vllm_mlx.server.generation import GenerationRegistry
+from vllm_mlx.server.served_model import ModelNames, ServedModel
+from vllm_mlx.server.tokenizer_pool import TextCodec, TokenizerPool
+from vllm_mlx.server.unknown_fields import UnknownFields
+
+#: Loads the tokenizer of a model folder; (folder, trust_remote_code).
+LoadTokenizer = Callable[[Path, bool], TextCodec]
+
+
+class ServerRuntime:
+    """Own the server's mutable state; event loop only.
+
+    `load` completes it once the engine has the model; until then `require_ready` refuses.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        model: ModelConfig,
+        engine_config: EngineConfig,
+        engine: EnginePort,
+        load_tokenizer: LoadTokenizer,
+    ) -> None:
+        self.config = config
+        self.engine = engine
+        self.names = ModelNames(model.model, config.served_model_name)
+        self.keys = ApiKeys(config.api_keys)
+        self.unknown_fields = UnknownFields(strict=config.strict_fields)
+        self.generations = GenerationRegistry(
+            engine,
+            max_rows=engine_config.max_num_seqs,
+            max_queue=config.max_queue,
+            keep_alive_s=config.keep_alive_s,
+            timeout_s=config.timeout_s,
+        )
+        self.started = time.monotonic()
+        self._model = model
+        self._load_tokenizer = load_tokenizer
+        self._served: ServedModel | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Say whether the model answers now."""
+        return self._served is not None and self.engine.state.phase == "ready"
+
+    @property
+    def served(self) -> ServedModel | None:
+        """Return the model, also while its engine restarts; None before it was first loaded."""
+        return self._served
+
+    def require_ready(self) -> ServedModel:
+        """Return the model; raise `EngineUnavailableError` while it does not answer."""
+        if self._served is None or not self.is_ready:
+            raise not_ready_error(self.engine.state)
+        return self._served
+
+    async def load(self) -> ServedModel:
+        """Wait for the engine and load the tokenizer; raise `ModelLoadError` when either fails."""
+        info = await self.engine.wait_ready()
+        tokenizer = await asyncio.to_thread(
+            self._load_tokenizer, Path(info.path), self._model.trust_remote_code
+        )
+        self.names.also({info.model, info.path})
+        pool = TokenizerPool(tokenizer, self.config.tokenizer_threads)
+        self._served = ServedModel(info, pool, created=int(time.time()))
+        return self._served
+
+    def close(self) -> None:
+        """Let go of the tokenizer threads."""
+        if self._served is not None:
+            self._served.tokenizers.close()

@@ -1,0 +1,236 @@
+"""Run the server in this process: bind, start the engine, serve, drain on a signal, clean up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
+
+from vllm_mlx.engine.config import EngineConfig, ModelConfig
+from vllm_mlx.engine.errors import ModelLoadError, VllmMlxError
+from vllm_mlx.engine.host.supervisor import EngineSupervisor
+from vllm_mlx.engine.text.tokenizer import Tokenizer, load_tokenizer
+from vllm_mlx.server.admission import describe_progress
+from vllm_mlx.server.app import create_app
+from vllm_mlx.server.config import ServerConfig
+from vllm_mlx.server.engine_port import EngineCondition
+from vllm_mlx.server.listener import bind, url_of
+from vllm_mlx.server.ready_file import ReadyFile
+from vllm_mlx.server.runtime import ServerRuntime
+
+logger = logging.getLogger(__name__)
+
+#: What the last events get, after the engine has ended all streams, to reach their clients.
+_FLUSH_S = 1.0
+
+#: What a forced stop leaves the engine process to end by itself.
+_FORCED_GRACE_S = 1.0
+
+#: Longer than clients keep idle connections, so that none is closed just as it is used again.
+_IDLE_CONNECTION_S = 75
+
+_BACKLOG = 512
+
+
+def run_server(server: ServerConfig, model: ModelConfig, engine: EngineConfig) -> int:
+    """Serve until a signal, and return 130 (SIGINT) or 143 (SIGTERM). Blocks.
+
+    Raises what ended it otherwise: `UsageError` when the address or the ready file cannot be had,
+    `ModelLoadError` when the model cannot be loaded, a plain `VllmMlxError` when the engine died
+    again and again. Leaves no process, socket or ready file behind. For the main thread: it
+    handles the process's signals.
+    """
+    ready_file = ReadyFile(server.ready_file)
+    ready_file.prepare()
+    with bind(server.host, server.port) as listener:
+        logger.info("listening on %s", url_of(listener))
+        _import_tokenizers_early()
+        runtime = ServerRuntime(
+            server, model, engine, EngineSupervisor(model, engine), _load_tokenizer
+        )
+        try:
+            return asyncio.run(Serving(runtime, listener, ready_file).run())
+        finally:
+            ready_file.remove()
+
+
+class Serving:
+    """Own one server's life from its start to its end; event loop only."""
+
+    def __init__(
+        self, runtime: ServerRuntime, listener: socket.socket, ready_file: ReadyFile
+    ) -> None:
+        """Prepare; `listener` is taken over."""
+        self._runtime = runtime
+        self._url = url_of(listener)
+        self._host, self._port = listener.getsockname()[:2]
+        self._listener = listener
+        self._ready_file = ready_file
+        self._signals: asyncio.Queue[int] = asyncio.Queue()
+        self._stop_accepting = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until a signal and return the exit code; raise what ended it otherwise."""
+        with _signals_to(self._signals.put_nowait):
+            await self._runtime.engine.start()
+            http = asyncio.create_task(self._serve_http(), name="http")
+            watch = asyncio.create_task(self._watch_engine(), name="engine-watch")
+            stop = asyncio.create_task(self._signals.get(), name="signal")
+            try:
+                done, _ = await asyncio.wait(
+                    {http, watch, stop}, return_when=asyncio.FIRST_COMPLETED
+                )
+                drain_s = self._runtime.config.drain_timeout_s if stop in done else 0.0
+                await self._shut_down(http, drain_s)
+            finally:
+                await _cancel_all(http, watch, stop)
+                self._runtime.close()
+        if stop in done:
+            return 128 + stop.result()
+        # Neither task ends by itself but with an exception.
+        return next(iter(done)).result() or 0
+
+    async def _serve_http(self) -> None:
+        await serve(
+            create_app(self._runtime),
+            _hypercorn_config(self._listener.detach()),
+            shutdown_trigger=self._stop_accepting.wait,
+        )
+
+    async def _watch_engine(self) -> None:
+        """Say when the model is ready; raise when there will be none, or none any more."""
+        engine = self._runtime.engine
+        report = asyncio.create_task(self._report_loading())
+        try:
+            await self._runtime.load()
+        except ModelLoadError:
+            raise
+        except VllmMlxError as error:
+            raise VllmMlxError(error.message) from error
+        finally:
+            report.cancel()
+        name = self._runtime.names.primary
+        self._ready_file.write(url=self._url, host=self._host, port=self._port, model=name)
+        logger.info("ready: %s on %s", name, self._url)
+        state = engine.state
+        while state.phase != "failed":
+            state = await engine.wait_for_change(state)
+        raise _final_error(state)
+
+    async def _report_loading(self) -> None:
+        """Log each stage of loading as it begins."""
+        engine, stage = self._runtime.engine, ""
+        state = engine.state
+        while True:
+            if state.stage and state.stage != stage:
+                stage = state.stage
+                logger.info("loading%s", describe_progress(state))
+            state = await engine.wait_for_change(state)
+
+    async def _shut_down(self, http: asyncio.Task[None], drain_s: float) -> None:
+        """Accept nothing new, let what runs finish for `drain_s`, end the rest and the engine.
+
+        A further signal ends the waiting.
+        """
+        self._ready_file.remove()
+        self._stop_accepting.set()
+        num_open = self._runtime.generations.num_open_rows
+        if num_open:
+            logger.info("waiting up to %g s for %d open requests", drain_s, num_open)
+        stopping = asyncio.create_task(self._runtime.engine.stop(drain_s), name="engine-stop")
+        forced = asyncio.create_task(self._signals.get(), name="second-signal")
+        try:
+            await asyncio.wait({stopping, forced}, return_when=asyncio.FIRST_COMPLETED)
+            if not stopping.done():
+                await self._force(stopping)
+            await stopping
+        finally:
+            await _cancel_all(forced)
+        # The streams have their last events by now; a client that does not read is not waited for.
+        await asyncio.wait({http}, timeout=_FLUSH_S)
+
+    async def _force(self, stopping: asyncio.Task[None]) -> None:
+        """End all requests now, and the engine's process if it does not end by itself."""
+        logger.warning("second signal: stopping at once")
+        engine = self._runtime.engine
+        now = asyncio.create_task(engine.stop(0.0), name="engine-stop-now")
+        await asyncio.wait({stopping}, timeout=_FORCED_GRACE_S)
+        pid = engine.state.pid
+        if not stopping.done() and pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await now
+
+
+def _final_error(state: EngineCondition) -> VllmMlxError:
+    """Return what ends the program: a model that cannot load is one thing, a dying engine another.
+
+    The supervisor's other errors describe requests; as the end of the program they are internal.
+    """
+    if isinstance(state.error, ModelLoadError):
+        return state.error
+    return VllmMlxError(state.error.message if state.error is not None else "the engine failed")
+
+
+def _hypercorn_config(listener: int) -> Config:
+    config = Config()
+    config.bind = [f"fd://{listener}"]
+    config.backlog = _BACKLOG
+    config.keep_alive_timeout = _IDLE_CONNECTION_S
+    # The drain is ours: `Serving` ends all streams and then the server. The default of 3 s
+    # would cut them first.
+    config.graceful_timeout = 24 * 3600.0
+    config.include_server_header = False
+    # Its access log cannot name requests; ours does.
+    config.accesslog = None
+    http_logger = logging.getLogger("vllm_mlx.http")
+    http_logger.setLevel(logging.WARNING)
+    config.errorlog = http_logger
+    return config
+
+
+def _load_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
+    return load_tokenizer(folder, trust_remote_code=trust_remote_code)
+
+
+def _import_tokenizers_early() -> None:
+    """Import the tokenizer's libraries while the engine loads, instead of after it.
+
+    A daemon: a signal in the first seconds does not wait for an import.
+    """
+
+    def import_them() -> None:
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        with contextlib.suppress(ImportError):
+            from transformers import AutoTokenizer  # noqa: F401
+
+    threading.Thread(target=import_them, name="import-transformers", daemon=True).start()
+
+
+@contextlib.contextmanager
+def _signals_to(receive: Callable[[int], None]) -> Iterator[None]:
+    """Hand SIGINT and SIGTERM to `receive` instead of to Python's handlers."""
+    loop = asyncio.get_running_loop()
+    caught = (signal.SIGINT, signal.SIGTERM)
+    for number in caught:
+        loop.add_signal_handler(number, receive, int(number))
+    try:
+        yield
+    finally:
+        for number in caught:
+            loop.remove_signal_handler(number)
+
+
+async def _cancel_all(*tasks: asyncio.Task[object]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

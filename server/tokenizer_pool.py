@@ -1,0 +1,84 @@
+"""A few threads that render templates and tokenize, each with a tokenizer of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
+
+Result = TypeVar("Result")
+
+
+class TextCodec(Protocol):
+    """Name what the server uses of `vllm_mlx.engine.text.tokenizer.Tokenizer`."""
+
+    vocab_size: int
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Say whether chats can be rendered."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `text`."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `token_ids`."""
+        ...
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
+    ) -> list[int]:
+        """Render a chat and return its token ids."""
+        ...
+
+    def copy(self) -> TextCodec:
+        """Return a tokenizer for one more thread."""
+        ...
+
+
+class TokenizerPool:
+    """Run tokenizer work off the event loop; owns its threads and their tokenizers."""
+
+    def __init__(self, tokenizer: TextCodec, num_threads: int) -> None:
+        self._idle: SimpleQueue[TextCodec] = SimpleQueue()
+        for number in range(num_threads):
+            self._idle.put(tokenizer if number == 0 else tokenizer.copy())
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
+        self.vocab_size = tokenizer.vocab_size
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `text`; raise `InvalidRequestError`."""
+        return await self._run(
+            lambda tokenizer: tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        )
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
+    ) -> list[int]:
+        """Render a chat and return its token ids; raise `InvalidRequestError`."""
+        return await self._run(lambda tokenizer: tokenizer.encode_chat(messages, **template_kwargs))
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of `token_ids`; raise `InvalidRequestError`."""
+        return await self._run(
+            lambda tokenizer: tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        )
+
+    def close(self) -> None:
+        """Drop the work that has not begun; do not wait for what has."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, work: Callable[[TextCodec], Result]) -> Result:
+        def with_tokenizer() -> Result:
+            # There are as many tokenizers as threads, so one is always idle.
+            tokenizer = self._idle.get_nowait()
+            try:
+                return work(tokenizer)
+            finally:
+                self._idle.put(tokenizer)
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, with_tokenizer)
