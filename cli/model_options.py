@@ -1,0 +1,90 @@
+"""The options that say which model to load and how, for every command that loads one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vllm_mlx.cli.options import Decorator, option, stacked
+from vllm_mlx.cli.pending import env_name
+
+if TYPE_CHECKING:
+    from vllm_mlx.engine.config import ModelConfig
+
+# Written out, because importing the configurations costs a help page 50 ms; a test holds them
+# equal to the configurations' own.
+DEFAULT_MODEL = "demo"
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+#: MODEL, as `serve` and `chat` take it.
+model_argument: Decorator[Any] = click.argument(
+    "model", required=False, default=DEFAULT_MODEL, envvar=env_name("--model")
+)
+
+#: How the weights are loaded: the fields of `ModelConfig`, and the KV budget.
+model_options: Decorator[Any] = stacked(
+    option(
+        "--dtype",
+        type=click.Choice(DTYPES),
+        default="auto",
+        help="Type of the computation; auto takes float32 on CPU and the checkpoint's elsewhere.",
+    ),
+    option(
+        "--max-model-len",
+        type=click.IntRange(min=1),
+        metavar="TOKENS",
+        help="Longest prompt plus completion; default: what the model was made for.",
+    ),
+    option(
+        "--kv-memory-mb",
+        type=click.IntRange(min=1),
+        metavar="MIB",
+        help="Budget of live KV; default: what is safe beside the weights.",
+    ),
+    option(
+        "--adapter-path",
+        type=click.Path(),
+        metavar="FOLDER",
+        help="LoRA adapter to load onto the model.",
+    ),
+    option(
+        "--trust-remote-code",
+        is_flag=True,
+        help="Run code that comes with the model. It can do anything that you can.",
+    ),
+    option("--offline", is_flag=True, help="Never reach for the network."),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Hold the parsed options of `model_options`, by the names of their flags."""
+
+    model: str
+    #: One of `DTYPES`.
+    dtype: Any
+    max_model_len: int | None
+    kv_memory_mb: int | None
+    adapter_path: str | None
+    trust_remote_code: bool
+    offline: bool
+
+    @property
+    def kv_memory_bytes(self) -> int | None:
+        """Return the KV budget in bytes; None leaves it to the engine."""
+        return None if self.kv_memory_mb is None else self.kv_memory_mb * 1024 * 1024
+
+    def model_config(self) -> ModelConfig:
+        """Return the frozen configuration that these options become."""
+        from vllm_mlx.engine.config import ModelConfig
+
+        return ModelConfig(
+            model=self.model,
+            dtype=self.dtype,
+            adapter_path=self.adapter_path,
+            trust_remote_code=self.trust_remote_code,
+            offline=self.offline,
+            max_model_len=self.max_model_len,
+        )

@@ -1,0 +1,149 @@
+"""List the commands and flags that are known but not built yet, and refuse each by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+#: Commands of later work and what they will do; a tuple of names is a group's commands.
+PENDING_COMMANDS: dict[str, str] = {
+    "transcribe": "Turn audio files into text.",
+    "warm": "Compute prefixes once and store them on disk.",
+    "cache": "Inspect, prune and verify the stored prefixes.",
+    "bench-serve": "Load a server and measure it.",
+}
+
+#: Flags of `serve` that take no value.
+PENDING_SWITCHES = (
+    "--deterministic",
+    "--enable-auto-tool-choice",
+    "--enable-metrics",
+    "--enable-mtp",
+    "--enable-prefix-cache",
+    "--disable-prefix-cache",
+    "--kv-cache-quantization",
+    "--lazy-load-model",
+    "--metrics",
+    "--mllm",
+    "--mtp",
+    "--spec-prefill",
+    "--specprefill",
+    "--strict-fields",
+    "--use-paged-cache",
+)
+
+#: Flags of `serve` that take a value.
+PENDING_VALUES = (
+    "--auto-unload-idle-seconds",
+    "--cache-memory-mb",
+    "--cache-memory-percent",
+    "--default-chat-template-kwargs",
+    "--default-min-p",
+    "--default-presence-penalty",
+    "--default-repetition-penalty",
+    "--default-thinking-token-budget",
+    "--default-top-k",
+    "--embedding-max-length",
+    "--embedding-model",
+    "--embedding-overflow-policy",
+    "--kv-cache-quantization-bits",
+    "--kv-cache-quantization-group-size",
+    "--max-audio-upload-mb",
+    "--max-cache-blocks",
+    "--max-kv-size",
+    "--max-tts-input-chars",
+    "--mcp-config",
+    "--memory-budget-gb",
+    "--models-config",
+    "--moe-top-k",
+    "--mtp-num-draft-tokens",
+    "--paged-cache-block-size",
+    "--rate-limit",
+    "--reasoning-parser",
+    "--rerank-model",
+    "--specprefill-draft-model",
+    "--specprefill-keep-pct",
+    "--specprefill-threshold",
+    "--ssd-cache-dir",
+    "--ssd-cache-max-gb",
+    "--tool-call-parser",
+    "--warm-prompts",
+)
+
+#: Flags of other servers of this kind whose job another flag has here.
+RENAMED_FLAGS = {
+    "--chunked-prefill-tokens": "--prefill-tokens-per-step",
+    "--completion-batch-size": "--max-num-seqs",
+    "--gpu-memory-utilization": "--kv-memory-mb",
+    "--prefill-batch-size": "--prefill-tokens-per-step",
+    "--prefill-step-size": "--prefill-tokens-per-step",
+}
+
+_REFUSED = "vllm_mlx.cli.refused_flags"
+
+
+def env_name(flag: str) -> str:
+    """Return the environment variable that stands for `flag`."""
+    return "VLLM_MLX_" + flag.removeprefix("--").replace("-", "_").upper()
+
+
+def pending_options(function: Decorated) -> Decorated:
+    """Accept the pending flags of `serve` in the parser, hidden, so that they can be refused."""
+    for flag in reversed((*PENDING_SWITCHES, *PENDING_VALUES, *RENAMED_FLAGS)):
+        click.option(
+            flag,
+            is_flag=flag in PENDING_SWITCHES,
+            hidden=True,
+            expose_value=False,
+            envvar=env_name(flag),
+            callback=_remember,
+        )(function)
+    return function
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    if value is not None and value is not False:
+        ctx.meta.setdefault(_REFUSED, []).append(param.opts[0])
+
+
+class RefusingCommand(click.Command):
+    """Parse a command line, then refuse the pending flags that it names."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse `args`; raise `UsageError` naming every flag that is not built."""
+        rest = super().parse_args(ctx, args)
+        refused: list[str] = ctx.meta.get(_REFUSED, [])
+        if refused and not ctx.resilient_parsing:
+            raise click.UsageError(_refusal(refused), ctx)
+        return rest
+
+
+def _refusal(flags: Sequence[str]) -> str:
+    pending = [flag for flag in flags if flag not in RENAMED_FLAGS]
+    parts = [f"{flag} is {RENAMED_FLAGS[flag]} here" for flag in flags if flag in RENAMED_FLAGS]
+    if pending:
+        verb = "is" if len(pending) == 1 else "are"
+        parts.insert(0, f"{', '.join(pending)} {verb} not in this build yet")
+    return "; ".join(parts)
+
+
+def pending_command(name: str) -> click.Command:
+    """Return a hidden command that accepts anything and refuses to run."""
+
+    @click.command(
+        name,
+        hidden=True,
+        help=f"{PENDING_COMMANDS[name]} Not in this build yet.",
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    @click.pass_context
+    def refuse(ctx: click.Context, arguments: tuple[str, ...]) -> NoReturn:
+        del arguments
+        raise click.UsageError(f"'{ctx.command_path}' is not in this build yet", ctx.parent)
+
+    return refuse

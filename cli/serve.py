@@ -1,0 +1,57 @@
+"""The command `serve`: parse, say what will be loaded, and run the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from vllm_mlx.cli.model_options import model_argument
+from vllm_mlx.cli.options import RunSettings, given, verbose_option
+from vllm_mlx.cli.pending import RefusingCommand, pending_options
+from vllm_mlx.cli.serve_options import ServeOptions, build_configs, check_together, serve_options
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@click.command(cls=RefusingCommand)
+@model_argument
+@serve_options
+@pending_options
+@verbose_option
+@click.pass_context
+def serve(ctx: click.Context, /, **values: Any) -> int:
+    """Serve MODEL over the OpenAI API.
+
+    MODEL is "demo" (the built-in model, and the default), a local folder, or a repository of the
+    model hub. The server listens at once; until the model answers, its routes say 503 and how
+    far loading is.
+
+    \b
+    Examples:
+      vllm-mlx serve
+      vllm-mlx serve mlx-community/Qwen3-0.6B-8bit --port 8080
+      vllm-mlx serve ./my-model --api-key secret --host 0.0.0.0
+    """
+    given_names = given(ctx)
+    options = check_together(ServeOptions(**values), given_names)
+    configs = build_configs(options)
+    verbose = ctx.ensure_object(RunSettings).verbose
+
+    from vllm_mlx.cli.announce import announce_if_local
+    from vllm_mlx.cli.logs import configure_logging
+
+    level = "debug" if verbose and "log_level" not in given_names else options.log_level
+    configure_logging(level)
+    if options.host not in LOOPBACK and not options.api_keys:
+        click.echo(
+            f"Warning: {options.host} can be reached from other machines, and no --api-key "
+            "is set: anyone there can use the model",
+            err=True,
+        )
+    server_config, model_config, engine_config = configs
+    announce_if_local(model_config, engine_config)
+
+    from vllm_mlx.server.serving import run_server
+
+    return run_server(server_config, model_config, engine_config)

@@ -1,0 +1,211 @@
+"""The options of `serve`, and the three frozen configurations that they become."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vllm_mlx.cli.model_options import ModelOptions, model_options
+from vllm_mlx.cli.options import Decorator, FiniteRange, option, stacked
+
+if TYPE_CHECKING:
+    from vllm_mlx.engine.config import EngineConfig, ModelConfig
+    from vllm_mlx.server.config import ServerConfig
+
+# Written out for the same reason as in `model_options`, and held equal by the same test.
+MAX_NUM_SEQS = 64
+PREFILL_TOKENS_PER_STEP = 512
+MAX_QUEUE = 256
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+network_options: Decorator[Any] = stacked(
+    option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 is every one."),
+    option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=8000,
+        help="Port to listen on; 0 picks a free one.",
+    ),
+    option(
+        "--ready-file",
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+        help="Written as JSON (url, port, pid, model) once the model answers, removed at exit.",
+    ),
+    option(
+        "--api-key",
+        "api_keys",
+        multiple=True,
+        metavar="KEY",
+        show_default=False,
+        help="Ask clients for this key; may be given several times. The variable holds keys "
+        "divided by spaces, and unlike the flag it does not show in the list of processes.",
+    ),
+    option(
+        "--timeout",
+        type=FiniteRange(min=0, min_open=True),
+        default=300.0,
+        metavar="SECONDS",
+        help="End a request that makes no progress for so long, its time in the queue included.",
+    ),
+    option(
+        "--drain-timeout",
+        type=FiniteRange(min=0),
+        default=10.0,
+        metavar="SECONDS",
+        help="How long running requests may go on after Ctrl-C or SIGTERM.",
+    ),
+)
+
+request_options: Decorator[Any] = stacked(
+    option(
+        "--served-model-name", metavar="NAME", help="Name that clients see; default: MODEL itself."
+    ),
+    option(
+        "--max-tokens",
+        type=click.IntRange(min=1),
+        default=32768,
+        metavar="TOKENS",
+        help="Length of a completion when the request does not say.",
+    ),
+    option(
+        "--max-request-tokens",
+        type=click.IntRange(min=1),
+        default=32768,
+        metavar="TOKENS",
+        help="Longest completion that a request may ask for.",
+    ),
+    option(
+        "--default-temperature",
+        type=FiniteRange(0, 2),
+        help="Temperature when the request does not say; default: the model's own.",
+    ),
+    option(
+        "--default-top-p",
+        type=FiniteRange(0, 1, min_open=True),
+        help="top_p when the request does not say; default: the model's own.",
+    ),
+    option(
+        "--stream-interval",
+        type=click.IntRange(min=1),
+        default=1,
+        metavar="TOKENS",
+        help="Tokens gathered in one streamed chunk.",
+    ),
+)
+
+batching_options: Decorator[Any] = stacked(
+    option(
+        "--max-num-seqs",
+        type=click.IntRange(min=1),
+        default=MAX_NUM_SEQS,
+        metavar="ROWS",
+        help="Most requests that compute at once.",
+    ),
+    option(
+        "--max-queue",
+        type=click.IntRange(min=0),
+        default=MAX_QUEUE,
+        metavar="REQUESTS",
+        help="Most requests that wait; one more is refused with 429.",
+    ),
+    option(
+        "--prefill-tokens-per-step",
+        type=click.IntRange(min=1),
+        default=PREFILL_TOKENS_PER_STEP,
+        metavar="TOKENS",
+        help="Most prompt tokens computed between two tokens of the running requests.",
+    ),
+    option(
+        "--continuous-batching/--no-continuous-batching",
+        default=True,
+        help="Always on; --no-continuous-batching serves one request at a time.",
+    ),
+)
+
+log_options: Decorator[Any] = stacked(
+    option("--log-level", type=click.Choice(LOG_LEVELS), default="info", help="What to log."),
+)
+
+serve_options: Decorator[Any] = stacked(
+    network_options, request_options, batching_options, model_options, log_options
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServeOptions(ModelOptions):
+    """Hold the parsed options of `serve`, by the names of their flags."""
+
+    host: str
+    port: int
+    ready_file: str | None
+    api_keys: tuple[str, ...]
+    timeout: float
+    drain_timeout: float
+    served_model_name: str | None
+    max_tokens: int
+    max_request_tokens: int
+    default_temperature: float | None
+    default_top_p: float | None
+    stream_interval: int
+    max_num_seqs: int
+    max_queue: int
+    prefill_tokens_per_step: int
+    continuous_batching: bool
+    log_level: str
+
+
+def check_together(options: ServeOptions, given: frozenset[str]) -> ServeOptions:
+    """Return `options` with defaults fitted to what was `given`; raise `UsageError` on conflict.
+
+    A default gives way to a given value; two given values that contradict each other do not.
+    """
+    if not options.continuous_batching:
+        if "max_num_seqs" in given and options.max_num_seqs > 1:
+            raise click.UsageError(
+                "--no-continuous-batching serves one request at a time, which contradicts "
+                f"--max-num-seqs {options.max_num_seqs}; leave one of them out"
+            )
+        options = dataclasses.replace(options, max_num_seqs=1)
+    if options.max_tokens > options.max_request_tokens:
+        if {"max_tokens", "max_request_tokens"} <= given:
+            raise click.UsageError(
+                f"--max-tokens {options.max_tokens} is over "
+                f"--max-request-tokens {options.max_request_tokens}; raise the latter"
+            )
+        if "max_tokens" in given:
+            options = dataclasses.replace(options, max_request_tokens=options.max_tokens)
+        else:
+            options = dataclasses.replace(options, max_tokens=options.max_request_tokens)
+    return options
+
+
+def build_configs(options: ServeOptions) -> tuple[ServerConfig, ModelConfig, EngineConfig]:
+    """Return the configurations of server, model and engine; raise `UsageError` if one refuses."""
+    from vllm_mlx.engine.config import EngineConfig
+    from vllm_mlx.server.config import ServerConfig
+
+    server = ServerConfig(
+        host=options.host,
+        port=options.port,
+        ready_file=options.ready_file,
+        api_keys=options.api_keys,
+        timeout_s=options.timeout,
+        default_max_tokens=options.max_tokens,
+        max_request_tokens=options.max_request_tokens,
+        default_temperature=options.default_temperature,
+        default_top_p=options.default_top_p,
+        stream_interval=options.stream_interval,
+        max_queue=options.max_queue,
+        served_model_name=options.served_model_name,
+        drain_timeout_s=options.drain_timeout,
+    )
+    engine = EngineConfig(
+        max_num_seqs=options.max_num_seqs,
+        prefill_tokens_per_step=options.prefill_tokens_per_step,
+        kv_memory_bytes=options.kv_memory_bytes,
+    )
+    return server, options.model_config(), engine
