@@ -30,6 +30,9 @@ Backend = Literal["metal", "cuda", "cpu"]
 _CBLAS_SYMBOL = "cblas_sgemm"
 _OPENBLAS_HINT = "apt-get install libopenblas0-pthread"
 
+_CUDA_BUILDS = ("mlx-cuda-13", "mlx-cuda-12")
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
 #: Absolute patterns in order of preference: threads before OpenMP before serial.
 _OPENBLAS_PATTERNS = (
     "{prefix}/lib/libopenblas.so.0",
@@ -73,8 +76,8 @@ def installed_backend() -> Backend | None:
     """
     if sys.platform == "darwin":
         return "metal" if _is_installed("mlx") else None
-    if _is_installed("mlx-cuda-12") or _is_installed("mlx-cuda-13"):
-        return "cuda" if Path("/proc/driver/nvidia/version").exists() else "cpu"
+    if any(_is_installed(name) for name in _CUDA_BUILDS):
+        return "cuda" if _NVIDIA_DRIVER.exists() else "cpu"
     return "cpu" if _is_installed("mlx-cpu") else None
 
 
@@ -229,12 +232,22 @@ def _is_installed(distribution: str) -> bool:
 
 def _install_advice(error: ImportError) -> str:
     """Return the one line that names the fault and the command that mends it here."""
+    has_driver = _NVIDIA_DRIVER.exists()
     if sys.platform == "darwin":
         command = "pip install mlx (macOS 14 or newer on Apple silicon)"
-    elif Path("/proc/driver/nvidia/version").exists():
-        command = "pip install 'vllm-mlx[cuda13]', or 'vllm-mlx[cuda12]' for an older driver"
+    elif has_driver:
+        command = (
+            "pip install 'vllm-mlx[cuda13]' (or [cuda12] for an older driver; in a checkout: "
+            "uv sync --no-group cpu --extra cuda13)"
+        )
     else:
-        command = "pip install 'vllm-mlx[cpu]'"
+        command = "pip install 'vllm-mlx[cpu]' (in a checkout: uv sync)"
+    cuda = next((name for name in _CUDA_BUILDS if _is_installed(name)), None)
+    if cuda is not None and not has_driver:
+        return (
+            f"MLX's CUDA build finds no NVIDIA driver ({error}); install the driver, or: "
+            f"pip uninstall {cuda}, then {command}"
+        )
     if installed_backend() is not None:
-        return f"MLX is installed but cannot be imported ({error}); reinstall it: {command}"
+        return f"MLX is installed but cannot be imported ({error}); install it again: {command}"
     return f"MLX has no backend on this machine; install one: {command}"

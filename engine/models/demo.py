@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,15 +104,17 @@ def _planned(
         return
     rows, columns = tensor.shape
 
+    def plain() -> npt.NDArray[np.float32]:
+        return _head_order(affine_weight(tensor), tensor.name, metadata).dequantize()
+
+    if variant == "float32":
+        yield f"{name}.weight", PlannedTensor("float32", tensor.shape, plain)
+        return
+
+    @cache  # three arrays are written of one re-packing
     def weight() -> AffineWeight:
         return _head_order(affine_weight(tensor), tensor.name, metadata)
 
-    if variant == "float32":
-        yield (
-            f"{name}.weight",
-            PlannedTensor("float32", tensor.shape, lambda: weight().dequantize()),
-        )
-        return
     bits = _bits(tensor)
     grouped = (rows, columns // BLOCK_SIZE)
     packed = (rows, columns * bits // 32)
