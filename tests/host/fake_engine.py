@@ -6,6 +6,7 @@ commands below. Run as a script, it takes the place of the worker module.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -42,6 +43,10 @@ SPIN = 3
 FAIL_ROW = 4
 #: Die by SIGKILL before any output.
 KILL_FIRST = 5
+#: Sleep in native code that keeps the interpreter's lock, after one token.
+HOLD_LOCK = 6
+#: After one token start a child that inherits all it can and outlives this process; die by SIGKILL.
+SPAWN_AND_KILL = 7
 
 
 class FakeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -153,7 +158,11 @@ def _misbehave(command: int, num_done: int) -> None:
         return
     if command == RAISE:
         raise RuntimeError("the step failed")
-    if command == KILL:
+    if command == HOLD_LOCK:
+        ctypes.PyDLL(None).sleep(600)
+    if command == SPAWN_AND_KILL:
+        os.posix_spawnp("sleep", ["sleep", "3"], os.environ)
+    if command in (KILL, SPAWN_AND_KILL):
         os.kill(os.getpid(), signal.SIGKILL)
     while command == SPIN:
         pass

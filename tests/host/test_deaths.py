@@ -32,7 +32,7 @@ MakeSupervisor = Callable[..., EngineSupervisor]
 Running = Callable[..., AbstractAsyncContextManager[EngineSupervisor]]
 
 #: Commands of the fake engine.
-RAISE, KILL, KILL_FIRST = 1, 2, 5
+RAISE, KILL, KILL_FIRST, SPAWN_AND_KILL = 1, 2, 5, 7
 
 
 async def read_all(stream: RequestStream) -> list[RowOutput]:
@@ -85,6 +85,19 @@ async def test_ten_kills_in_a_row_are_survived(running: Running, make_request: M
         for _ in range(10):
             await kill_in_the_middle(supervisor, make_request)
         assert supervisor.state.num_restarts == 10
+
+
+async def test_a_child_of_a_dead_engine_does_not_hide_the_death(
+    running: Running, make_request: MakeRequest
+) -> None:
+    """A process that the engine started and that outlives it holds no end of the socket open."""
+    async with running() as supervisor:
+        stream = supervisor.generate(make_request(SPAWN_AND_KILL))
+        await anext(stream)
+        started = time.monotonic()
+        assert (await stream.collect()).finish_reason == "error"
+        assert time.monotonic() - started < 1.0
+        await asyncio.wait_for(supervisor.wait_ready(), 5.0)
 
 
 @pytest.mark.faults

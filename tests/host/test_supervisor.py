@@ -57,6 +57,14 @@ async def test_loading_is_reported_before_ready(make_supervisor: MakeSupervisor)
     assert (after.phase, after.pid) == ("stopped", None)
 
 
+async def test_the_engine_has_a_session_of_its_own(running: Running) -> None:
+    """A terminal's Ctrl-C, which goes to the whole group, does not reach the engine."""
+    async with running() as supervisor:
+        pid = supervisor.state.pid
+        assert pid is not None
+        assert os.getsid(pid) == pid != os.getsid(0)
+
+
 async def test_requests_are_refused_until_ready(
     make_supervisor: MakeSupervisor, make_request: MakeRequest
 ) -> None:
