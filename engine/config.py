@@ -35,6 +35,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     #: Most prompt tokens computed between two decode steps.
     prefill_tokens_per_step: int = 512
+    #: A row starts only if its prompt and this many new tokens fit (or all it may still generate).
+    admission_headroom_tokens: int = 512
     #: Budget of live KV in bytes; None takes what is safe beside the weights.
     kv_memory_bytes: int | None = None
 

@@ -54,6 +54,7 @@ class Engine:
             layout,
             max_num_seqs=config.max_num_seqs,
             prefill_tokens_per_step=config.prefill_tokens_per_step,
+            admission_headroom_tokens=config.admission_headroom_tokens,
             max_prefill_area=max_prefill_area,
         )
         self._outputs = OutputProcessor(make_decoder)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from vllm_mlx.engine.core.sequence import Sequence, SequenceStatus
 from vllm_mlx.engine.kv.layout import KVSpace
 
-#: A row starts only if its prompt and this many new tokens fit (or all it may generate, if fewer).
-ADMISSION_HEADROOM_TOKENS = 512
 #: Most prompts that share one step's prefill budget: each is a forward of its own.
 MAX_PREFILLING = 4
 #: Smallest share worth a forward of its own.
@@ -49,9 +47,11 @@ class Scheduler:
         *,
         max_num_seqs: int,
         prefill_tokens_per_step: int,
+        admission_headroom_tokens: int,
         max_prefill_area: int | None = None,
     ) -> None:
         self._kv = kv
+        self._headroom = admission_headroom_tokens
         self._max_area = max_prefill_area
         self._max_num_seqs = max_num_seqs
         self._prefill_budget = prefill_tokens_per_step
@@ -144,7 +144,7 @@ class Scheduler:
         ):
             sequence = self._waiting[0]
             num_tokens = sequence.num_tokens + min(
-                ADMISSION_HEADROOM_TOKENS, sequence.max_new_tokens - len(sequence.output)
+                self._headroom, sequence.max_new_tokens - len(sequence.output)
             )
             if not self._kv.can_start(num_tokens):
                 break

@@ -25,6 +25,7 @@ def make_scheduler(
         kv or FakeKVSpace(),
         max_num_seqs=max_num_seqs,
         prefill_tokens_per_step=budget,
+        admission_headroom_tokens=512,
         max_prefill_area=max_area,
     )
 
