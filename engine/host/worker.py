@@ -80,10 +80,10 @@ def load_model(
     model: ModelConfig, engine: EngineConfig, on_progress: ProgressCallback
 ) -> SteppedEngine:
     """Load the real engine; raise `ModelLoadError`."""
-    from vllm_mlx.engine.platform import load_blas
+    from vllm_mlx.engine.platform import require_backend
 
-    # Before anything imports mlx, which binds to the BLAS that is there then.
-    load_blas()
+    # Before anything else imports mlx, which binds to the BLAS that is there then.
+    require_backend()
     from vllm_mlx.engine.models.loader import load_engine
 
     return load_engine(model, engine, on_progress)
