@@ -210,9 +210,12 @@ def _in_process(options: ChatOptions, settings: RunSettings) -> Iterator[ChatBac
     from vllm_mlx.cli.logs import configure_logging
     from vllm_mlx.engine.config import EngineConfig
     from vllm_mlx.engine.models.resolve import resolve_model
+    from vllm_mlx.engine.platform import require_backend
     from vllm_mlx.engine.text.tokenizer import load_tokenizer
 
     configure_logging("debug" if settings.verbose else "warning")
+    # Before anything is fetched that could not be used.
+    require_backend()
     model = options.model_config()
     engine = EngineConfig(max_num_seqs=1, kv_memory_bytes=options.kv_memory_bytes)
     # Threads of a download, like one inside MLX, cannot be stopped, and the interpreter must not

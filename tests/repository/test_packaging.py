@@ -160,7 +160,7 @@ def test_the_readme_installs_what_it_says(uv: str, repository: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="the base install brings MLX on macOS")
 def test_without_a_backend_the_tool_says_what_to_install(without_backend: Environment) -> None:
-    """Help works without MLX; a command that needs it ends with 3 and the line to type."""
+    """Help works without MLX; a command that needs it fetches nothing and says what to type."""
     helped = without_backend.run("--help")
     assert helped.returncode == 0
     assert "serve" in helped.stdout
@@ -169,6 +169,7 @@ def test_without_a_backend_the_tool_says_what_to_install(without_backend: Enviro
         assert refused.returncode == 3, refused.stderr
         assert "pip install 'vllm-mlx[cpu]'" in refused.stderr
         assert "Traceback" not in refused.stderr
+    assert list((without_backend.folder / "cache").rglob("*.safetensors")) == []
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="the base install brings MLX on macOS")
