@@ -35,11 +35,12 @@ class ModelIdConverter(PathConverter):
     """Match model ids, which hold slashes and, being paths, may begin with one."""
 
     regex = ".+?"
+    part_isolating = False
 
 
 def create_app(runtime: ServerRuntime) -> Quart:
     """Make the application; it starts and stops nothing."""
-    app = Quart("vllm_mlx", static_folder=None)
+    app = Quart(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = runtime.config.max_body_bytes
     app.config["BODY_TIMEOUT"] = _BODY_TIMEOUT_S
     # Errors are answered in tests as they are in earnest.
