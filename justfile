@@ -30,7 +30,6 @@ test *options:
 test-all: test
     uv run pytest -m faults
     uv run pytest -m packaging
-    uv run pytest -m performance
 
 # Do what CI does, installs of system packages included.
 ci:

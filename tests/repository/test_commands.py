@@ -5,6 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.repository.conftest import Source
 
 #: What the README tells a developer to run; CI runs each of these as it stands there.
 COMMANDS = {
@@ -13,6 +19,9 @@ COMMANDS = {
     "uv run mypy",
     "uv run pytest",
 }
+
+#: Markers whose tests are too long for the default run but run in CI.
+CI_TIERS = {"packaging", "faults", "performance"}
 
 
 def test_the_readme_names_the_developers_commands(repository: Path) -> None:
@@ -23,11 +32,21 @@ def test_the_readme_names_the_developers_commands(repository: Path) -> None:
 
 
 def test_ci_runs_the_developers_commands(repository: Path) -> None:
-    """The CI script runs each of these commands as a stage, and every tier of tests."""
+    """The CI script runs each of these commands as a stage."""
     script = (repository / ".ci" / "run").read_text()
     stages = set(re.findall(r"^stage [\w-]+ \d+ (.*)$", script, re.MULTILINE))
-    tiers = {f"uv run pytest -m {tier}" for tier in ("packaging", "faults", "performance")}
-    assert stages >= COMMANDS | tiers
+    assert stages >= COMMANDS
+
+
+@pytest.mark.parametrize("name", [".ci/run", "justfile"])
+def test_every_tier_that_has_tests_is_run(
+    repository: Path, test_sources: list[Source], name: str
+) -> None:
+    """CI and `just test-all` run each tier that has tests, and none that has not."""
+    used = {m for s in test_sources for m in re.findall(r"pytest\.mark\.(\w+)", s.text)}
+    text = (repository / name).read_text()
+    tiers = set(re.findall(r"uv run pytest -m (\w+)$", text, re.MULTILINE))
+    assert tiers == used & CI_TIERS
 
 
 def test_the_default_tests_run_last_in_ci(repository: Path) -> None:
