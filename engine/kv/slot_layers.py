@@ -161,7 +161,7 @@ class KVSlots:
             if row is None:
                 held[index : index + 1] = mx.zeros_like(held[index : index + 1])
             else:
-                rolled = mx.roll(row, length % size, axis=2) if length > size else row
+                rolled = mx.roll(row, length % size, 2) if length > size else row
                 held[index : index + 1] = mx.pad(rolled, pad)
 
     def move(self, source: int, source_index: int, target: int, target_index: int) -> None:

@@ -38,7 +38,7 @@ class GroupStep:
 
     @cached_property
     def _position_array(self) -> mx.array:
-        return mx.array(self._positions, dtype=mx.int32).reshape(-1, 1, 1, 1)
+        return mx.array(list(self._positions), dtype=mx.int32).reshape(-1, 1, 1, 1)
 
     def write_index(self, size: int) -> mx.array:
         """Return where each row writes in a ring of `size` slots: `[num_rows, 1, 1, 1]` int32."""
@@ -66,13 +66,14 @@ class GroupStep:
 
     def _build_mask(self, size: int, window: int | None, always: bool) -> mx.array | None:
         is_full = self._min_length >= self.num_keys(size)
-        cuts_window = window is not None and window < self.num_keys(size)
-        if is_full and not cuts_window and not always:
+        if window is not None and window >= self.num_keys(size):
+            window = None
+        if is_full and window is None and not always:
             return None
         slots = mx.arange(self.num_keys(size), dtype=mx.int32)
         positions = self._position_array
         mask = slots <= positions
-        if cuts_window:
+        if window is not None:
             age = mx.remainder(positions - slots, size)
             mask = mask & (age < window)
         return mask
