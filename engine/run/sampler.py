@@ -217,8 +217,10 @@ def _draw_candidates(logits: mx.array, rows: Sequence[RowSampling]) -> tuple[mx.
 
 
 def _draw_sorted(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
-    """Draw rows whose kept tokens may be any part of the vocabulary, by sorting it."""
-    threshold = _rank_threshold(-mx.sort(-logits, axis=-1), logits, rows)
+    """Draw rows that may keep any number of tokens, by sorting as many as the widest can keep."""
+    count = min(max(row.top_k or logits.shape[-1] for row in rows), logits.shape[-1])
+    best = logits if count == logits.shape[-1] else mx.topk(logits, count, axis=-1)
+    threshold = _rank_threshold(-mx.sort(-best, axis=-1), logits, rows)
     scores = logits * _column([1.0 / row.temperature for row in rows])
     scores = scores + _noise(rows, logits.shape[-1])
     return mx.argmax(mx.where(logits < threshold, -mx.inf, scores), axis=-1)
