@@ -27,7 +27,7 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "vllm_mlx.engine.host.worker")
 _NUM_LAST_WORDS = 20
 _MAX_LINE_BYTES = 1 << 16
 #: How often to look for an exit that the socket does not tell, as when a child of it holds it open.
-_POLL_S = 0.5
+_POLL_S = 0.25
 #: What a dead process left in its log pipe is there at once, unless a child of it holds the pipe.
 _LAST_WORDS_TIMEOUT_S = 0.2
 _KILL_TIMEOUT_S = 2.0

@@ -261,6 +261,7 @@ class EngineSupervisor:
         report = ExitReport(None)
         try:
             await process.wait_ended()
+            self._on_lost()
             report = await process.finish(_DEATH_GRACE_S)
         except asyncio.CancelledError:
             report = await process.finish(grace_s=0.0)
@@ -299,8 +300,11 @@ class EngineSupervisor:
             self._set_state(phase="ready", stage="", fraction=None, error=None, retry_after_s=None)
 
     def _on_lost(self) -> None:
-        """Refuse requests from this moment; `_live` then finds out what happened."""
-        if self._stop_task is None and self._load_error is None:
+        """Refuse requests from this moment; `_live` then finds out what happened.
+
+        Without a process it is the late word of one that has been dealt with.
+        """
+        if self._process is not None and self._stop_task is None and self._load_error is None:
             self._set_state(phase="restarting", retry_after_s=max(1.0, self._load_s))
 
     def _fail(self, error: VllmMlxError) -> None:

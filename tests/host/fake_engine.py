@@ -45,7 +45,7 @@ FAIL_ROW = 4
 KILL_FIRST = 5
 #: Sleep in native code that keeps the interpreter's lock, after one token.
 HOLD_LOCK = 6
-#: After one token start a child that inherits all it can and outlives this process; die by SIGKILL.
+#: Before any output start a child that holds the socket and the log open; die by SIGKILL.
 SPAWN_AND_KILL = 7
 
 
@@ -152,7 +152,10 @@ class FakeEngine:
 
 
 def _misbehave(command: int, num_done: int) -> None:
-    if command == KILL_FIRST:
+    if command == SPAWN_AND_KILL:
+        os.set_inheritable(int(sys.argv[-1]), True)
+        os.posix_spawnp("sleep", ["sleep", "3"], os.environ)
+    if command in (KILL_FIRST, SPAWN_AND_KILL):
         os.kill(os.getpid(), signal.SIGKILL)
     if num_done == 0:
         return
@@ -160,9 +163,7 @@ def _misbehave(command: int, num_done: int) -> None:
         raise RuntimeError("the step failed")
     if command == HOLD_LOCK:
         ctypes.PyDLL(None).sleep(600)
-    if command == SPAWN_AND_KILL:
-        os.posix_spawnp("sleep", ["sleep", "3"], os.environ)
-    if command in (KILL, SPAWN_AND_KILL):
+    if command == KILL:
         os.kill(os.getpid(), signal.SIGKILL)
     while command == SPIN:
         pass

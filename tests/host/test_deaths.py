@@ -90,14 +90,15 @@ async def test_ten_kills_in_a_row_are_survived(running: Running, make_request: M
 async def test_a_child_of_a_dead_engine_does_not_hide_the_death(
     running: Running, make_request: MakeRequest
 ) -> None:
-    """A process that the engine started and that outlives it holds no end of the socket open."""
-    async with running() as supervisor:
-        stream = supervisor.generate(make_request(SPAWN_AND_KILL))
-        await anext(stream)
+    """A process that outlives the engine with its socket and log open delays nothing."""
+    async with running(restart=RestartPolicy(max_deaths=1)) as supervisor:
         started = time.monotonic()
-        assert (await stream.collect()).finish_reason == "error"
+        final = await supervisor.generate(make_request(SPAWN_AND_KILL)).collect()
         assert time.monotonic() - started < 1.0
-        await asyncio.wait_for(supervisor.wait_ready(), 5.0)
+        assert final.error is not None
+        assert "SIGKILL" in final.error.message
+        await asyncio.sleep(0.05)
+        assert supervisor.state.phase == "failed"
 
 
 @pytest.mark.faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -43,7 +44,11 @@ def test_an_engine_dies_with_its_parent(command: int) -> None:
         assert psutil.pid_exists(pid)
         parent.kill()
         parent.wait()
-        assert wait_gone(pid, 1.0)
+        try:
+            assert wait_gone(pid, 1.0)
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).kill()
 
 
 @pytest.mark.parametrize("unread", [b"", b"not read yet"], ids=["nothing unread", "unread bytes"])
