@@ -1,4 +1,4 @@
-"""What the engine says of its open requests, read at most once a second for everybody who asks."""
+"""What the engine says of its open requests, asked sparingly however many want to know."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from vllm_mlx.engine.core.stats import EngineStats
 from vllm_mlx.engine.errors import EngineUnavailableError
 from vllm_mlx.server.engine_port import EnginePort
 
-#: How old a snapshot may be; many silent streams share one question to the engine.
-_MAX_AGE_S = 1.0
+#: How old a snapshot may be for those who watch; many silent streams share one question.
+_WATCH_AGE_S = 1.0
 
 #: How long a snapshot is waited for: the engine answers between two steps, and a step may be long.
 _ANSWER_TIMEOUT_S = 5.0
@@ -26,16 +26,18 @@ class ProgressReader:
         self._newest: EngineStats | None = None
         self._read_at = float("-inf")
 
-    async def snapshot(self) -> EngineStats | None:
-        """Return what the engine said within the last second, or None if it does not answer."""
+    async def snapshot(self, max_age_s: float = 0.0) -> EngineStats | None:
+        """Return what the engine said at most `max_age_s` ago, or None if it does not answer."""
+        asked_at = self._clock()
         async with self._lock:
-            if self._clock() - self._read_at >= _MAX_AGE_S:
+            # Whoever waited for another's question takes its answer if it was asked late enough.
+            if self._read_at < asked_at - max_age_s:
+                self._read_at = self._clock()
                 try:
                     async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                         self._newest = await self._engine.stats()
                 except (TimeoutError, EngineUnavailableError):
                     self._newest = None
-                self._read_at = self._clock()
             return self._newest
 
     async def marks(self, row_ids: Sequence[str]) -> tuple[tuple[int, int], ...] | None:
@@ -44,7 +46,7 @@ class ProgressReader:
         They change whenever a row moves on: waiting in the queue is no progress, and computing
         prompt tokens is, though no text comes of it.
         """
-        stats = await self.snapshot()
+        stats = await self.snapshot(_WATCH_AGE_S)
         if stats is None:
             return None
         done = {

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
@@ -37,6 +38,9 @@ _FORCED_GRACE_S = 1.0
 
 #: Longer than clients keep idle connections, so that none is closed just as it is used again.
 _IDLE_CONNECTION_S = 75
+
+#: What tasks get to end when they are cancelled.
+_CANCEL_S = 0.5
 
 _BACKLOG = 512
 
@@ -230,7 +234,14 @@ def _signals_to(receive: Callable[[int], None]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-async def _cancel_all(*tasks: asyncio.Task[object]) -> None:
+async def _cancel_all(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel and wait, but not for ever: a connection to a client that does not read resists.
+
+    What is left then is cancelled once more by the end of the event loop, which frees it.
+    """
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    done, _ = await asyncio.wait(tasks, timeout=_CANCEL_S)
+    for task in done:
+        if not task.cancelled() and task.exception() is not None:
+            logger.debug("%s ended with %r", task.get_name(), task.exception())

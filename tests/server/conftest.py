@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,9 @@ from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.runtime import ServerRuntime
 
+#: No process has it, should anything ever signal it.
+FAKE_PID = 2**30
+
 MODEL_INFO = ModelInfo(
     model="org/model",
     path="/models/org--model",
@@ -36,7 +40,7 @@ MODEL_INFO = ModelInfo(
     device="cpu",
     blas="libopenblas",
     generation_defaults={"temperature": 0.6, "top_k": 20},
-    pid=4242,
+    pid=FAKE_PID,
 )
 
 
@@ -49,7 +53,7 @@ class FakeCondition:
     fraction: float | None = None
     error: VllmMlxError | None = None
     retry_after_s: float | None = None
-    pid: int | None = 4242
+    pid: int | None = FAKE_PID
     num_restarts: int = 0
 
 
@@ -68,14 +72,21 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     streams: dict[str, RequestStream] = field(default_factory=dict)
+    drain_until: float = float("inf")
 
     async def start(self) -> None:
         """Do nothing: it is as `state` says."""
 
     async def stop(self, drain_timeout_s: float) -> None:
-        """Abort everything."""
-        self.set(phase="stopped")
-        for stream in list(self.streams.values()):
+        """Wait for what is open, then abort it; a second call ends the waiting of the first."""
+        self.set(phase="draining")
+        self.drain_until = min(self.drain_until, time.monotonic() + drain_timeout_s)
+        while time.monotonic() < self.drain_until:
+            if all(stream.is_finished for stream in self.streams.values()):
+                break
+            await asyncio.sleep(0.005)
+        self.set(phase="stopped", pid=None)
+        for stream in self.streams.values():
             stream.end("abort")
 
     async def wait_ready(self) -> ModelInfo:
