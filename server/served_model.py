@@ -48,3 +48,8 @@ class ServedModel:
     tokenizers: TokenizerPool
     #: Unix time at which it became ready.
     created: int
+
+    @property
+    def max_model_len(self) -> int:
+        """Return the longest prompt plus completion: of the model, and of what memory holds."""
+        return min(self.info.max_model_len, self.info.kv_max_tokens)

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,9 @@ _FORCED_GRACE_S = 1.0
 
 #: Longer than clients keep idle connections, so that none is closed just as it is used again.
 _IDLE_CONNECTION_S = 75
+
+#: How often a long stage of loading is reported.
+_PROGRESS_EVERY_S = 5.0
 
 #: What tasks get to end when they are cancelled.
 _CANCEL_S = 0.5
@@ -131,12 +135,13 @@ class Serving:
         raise _final_error(state)
 
     async def _report_loading(self) -> None:
-        """Log each stage of loading as it begins."""
-        engine, stage = self._runtime.engine, ""
+        """Log each stage of loading as it begins, and how far a long one is now and then."""
+        engine, stage, logged_at = self._runtime.engine, "", 0.0
         state = engine.state
         while True:
-            if state.stage and state.stage != stage:
-                stage = state.stage
+            now = time.monotonic()
+            if state.stage and (state.stage != stage or now - logged_at >= _PROGRESS_EVERY_S):
+                stage, logged_at = state.stage, now
                 logger.info("loading%s", describe_progress(state))
             state = await engine.wait_for_change(state)
 

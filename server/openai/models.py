@@ -35,5 +35,5 @@ class ModelRoutes:
             "owned_by": "vllm-mlx",
             "root": served.info.model,
             "parent": None,
-            "max_model_len": served.info.max_model_len,
+            "max_model_len": served.max_model_len,
         }

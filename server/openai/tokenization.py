@@ -28,7 +28,7 @@ class TokenizationRoutes:
         return json_response(
             {
                 "count": len(tokens),
-                "max_model_len": served.info.max_model_len,
+                "max_model_len": served.max_model_len,
                 "tokens": tokens,
                 "token_strs": None,
             }

@@ -232,3 +232,22 @@ async def test_a_model_that_never_loads_ends_the_server(
         with pytest.raises(ModelLoadError, match="no such weights"):
             await run.ended()
         assert not run.ready_file.exists()
+
+
+async def test_a_signal_while_loading_ends_it_at_once(
+    make_server: ServerFactory, tmp_path: Path
+) -> None:
+    """Nobody waits for a model that is not wanted any more."""
+    server = await make_server(load=False)
+    server.engine.set(phase="loading", stage="downloading", fraction=0.1)
+
+    async def wait_ready() -> Any:
+        await asyncio.sleep(60)
+
+    server.engine.wait_ready = wait_ready
+    async with running(server, tmp_path) as run:
+        assert (await run.client.get("/ready")).status_code == 503
+        started = asyncio.get_running_loop().time()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await run.ended() == 143
+        assert asyncio.get_running_loop().time() - started < 2
