@@ -40,7 +40,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     #: Budget of live KV in bytes; None takes what is safe beside the weights.
     kv_memory_bytes: int | None = None
 
+    #: Keep the KV of prefixes for later requests.
+    prefix_cache: bool = True
+    #: Most bytes of RAM for prefixes that no row uses; None takes a fifth of the memory.
+    cache_memory_bytes: int | None = None
+    #: Tokens that are stored, found and evicted together.
+    cache_block_size: int = 64
+
     def __post_init__(self) -> None:
+        if self.cache_block_size < 1:
+            raise UsageError(f"the block size must be at least 1, not {self.cache_block_size}")
         if self.max_num_seqs < 1:
             raise UsageError(f"max_num_seqs must be at least 1, not {self.max_num_seqs}")
         if self.prefill_tokens_per_step < 1:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from vllm_mlx.engine.config import EngineConfig, ModelInfo
 from vllm_mlx.engine.core.output_processor import OutputProcessor, TokenDecoder
 from vllm_mlx.engine.core.outputs import ErrorInfo, RowOutput, StepOutputs
+from vllm_mlx.engine.core.prefixes import Prefixes
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.core.request_check import check_request
 from vllm_mlx.engine.core.scheduler import Scheduler, StepPlan
@@ -42,6 +43,7 @@ class Engine:
         make_decoder: Callable[[], TokenDecoder],
         *,
         vocab_size: int,
+        prefixes: Prefixes,
         max_prefill_area: int | None,
         device_memory: Callable[[], DeviceMemory | None],
         release_memory: Callable[[], None],
@@ -56,7 +58,9 @@ class Engine:
             prefill_tokens_per_step=config.prefill_tokens_per_step,
             admission_headroom_tokens=config.admission_headroom_tokens,
             max_prefill_area=max_prefill_area,
+            prefixes=prefixes,
         )
+        self._prefixes = prefixes
         self._outputs = OutputProcessor(make_decoder)
         self._stats = StatsBuilder(clock)
         self._eos = frozenset(info.eos_token_ids)
@@ -136,6 +140,7 @@ class Engine:
             kv_bytes=self._layout.allocated_bytes,
             kv_budget_bytes=self.info.kv_budget_bytes,
             memory=self._device_memory(),
+            prefixes=self._prefixes.stats(),
         )
 
     def close(self) -> None:
@@ -144,6 +149,10 @@ class Engine:
         for sequence in self._open.values():
             self._scheduler.remove(sequence)
         self._open.clear()
+
+    def clear_prefixes(self) -> int:
+        """Drop every stored prefix block that is not in use; return how many."""
+        return self._prefixes.clear()
 
     def _advance(self, tokens: dict[str, int]) -> list[TokenSequence]:
         """Append the drawn tokens; rows that ended meanwhile drop theirs."""
@@ -154,6 +163,7 @@ class Engine:
                 continue
             sequence.append(token, self._eos)
             self._stats.token(sequence)
+            self._prefixes.after_step(sequence)
             drawn.append(sequence)
         return drawn
 
@@ -174,6 +184,7 @@ class Engine:
             try:
                 self._runner.prefill(chunk)
                 self._stats.prefilled(chunk.stop - chunk.start)
+                self._prefixes.after_chunk(chunk.sequence)
             except Exception as error:  # noqa: BLE001 - a row's failure is the row's
                 self._fail(chunk.sequence, error)
 

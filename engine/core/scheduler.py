@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 
+from vllm_mlx.engine.core.prefixes import NoPrefixes, Prefixes
 from vllm_mlx.engine.core.sequence import Sequence, SequenceStatus
 from vllm_mlx.engine.kv.layout import KVSpace
 
@@ -39,6 +40,7 @@ class Scheduler:
     so something always advances. All methods must be called in the drained window.
 
     `max_prefill_area` bounds a chunk's tokens times its context, where attention stores scores.
+    `prefixes` is asked before a sequence starts and told before it joins, leaves or is preempted.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Scheduler:
         prefill_tokens_per_step: int,
         admission_headroom_tokens: int,
         max_prefill_area: int | None = None,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self._kv = kv
+        self._prefixes: Prefixes = prefixes or NoPrefixes()
         self._headroom = admission_headroom_tokens
         self._max_area = max_prefill_area
         self._max_num_seqs = max_num_seqs
@@ -90,7 +94,10 @@ class Scheduler:
             return
         queue.remove(sequence)
         if sequence.status is not SequenceStatus.WAITING:
+            if sequence.finish is None or sequence.finish.reason != "error":
+                self._prefixes.save(sequence)
             self._kv.remove(sequence.id)
+        self._prefixes.forget(sequence)
         sequence.status = SequenceStatus.FINISHED
 
     def schedule(self) -> StepPlan:
@@ -130,28 +137,40 @@ class Scheduler:
                 self._preempt(victim)
             if not self._kv.can_join(sequence.id, sequence.num_tokens):
                 break
+            self._prefixes.save(sequence)
             self._kv.join(sequence.id, sequence.num_tokens)
             self._prefilling.remove(sequence)
             sequence.status = SequenceStatus.RUNNING
             self._running.append(sequence)
 
     def _admit(self) -> None:
-        """Start waiting sequences in order; the first that does not fit holds back the rest."""
-        while (
-            self._waiting
-            and len(self._prefilling) < MAX_PREFILLING
-            and len(self._running) + len(self._prefilling) < self._max_num_seqs
-        ):
-            sequence = self._waiting[0]
+        """Start waiting sequences in order; the first that does not fit holds back the rest.
+
+        One whose prefix another sequence is computing lets others pass until that is stored.
+        """
+        for sequence in list(self._waiting):
+            if (
+                len(self._prefilling) >= MAX_PREFILLING
+                or len(self._running) + len(self._prefilling) >= self._max_num_seqs
+            ):
+                break
+            if self._prefixes.must_wait(sequence):
+                continue
             num_tokens = sequence.num_tokens + min(
                 self._headroom, sequence.max_new_tokens - len(sequence.output)
             )
             if not self._kv.can_start(num_tokens):
                 break
-            self._waiting.pop(0)
-            self._kv.start(sequence.id, num_tokens)
-            sequence.status = SequenceStatus.PREFILLING
-            insort(self._prefilling, sequence, key=_order)
+            self._start(sequence, num_tokens)
+
+    def _start(self, sequence: Sequence, num_tokens: int) -> None:
+        self._waiting.remove(sequence)
+        self._kv.start(sequence.id, num_tokens)
+        sequence.status = SequenceStatus.PREFILLING
+        sequence.num_computed = self._prefixes.restore(sequence)
+        if sequence.num_preemptions == 0:
+            sequence.num_cached = sequence.num_computed
+        insort(self._prefilling, sequence, key=_order)
 
     def _share_prefill(self) -> tuple[PrefillChunk, ...]:
         """Divide the step's prefill budget: equal shares, and what short prompts leave goes on."""
@@ -166,10 +185,20 @@ class Scheduler:
             sizes[sequence.id] = self._within_area(sequence.num_computed, size)
             budget -= sizes[sequence.id]
         return tuple(
-            PrefillChunk(s, s.num_computed, s.num_computed + sizes[s.id])
+            PrefillChunk(s, s.num_computed, self._chunk_stop(s, s.num_computed + sizes[s.id]))
             for s, _ in needs
             if sizes.get(s.id)
         )
+
+    def _chunk_stop(self, sequence: Sequence, stop: int) -> int:
+        """Cut a chunk where state is to be captured: on the grid, and at the last whole block."""
+        grid, block_size = self._prefixes.checkpoint_grid, self._prefixes.block_size
+        if grid is None:
+            return stop
+        start = sequence.num_computed
+        last_edge = sequence.prefill_target // block_size * block_size
+        edges = [(start // grid + 1) * grid, last_edge]
+        return min([stop, *(edge for edge in edges if edge > start)])
 
     def _within_area(self, start: int, size: int) -> int:
         if self._max_area is None:
@@ -181,6 +210,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._queue_of(sequence).remove(sequence)
+        self._prefixes.save(sequence)
         self._kv.remove(sequence.id)
         sequence.restart()
         self.num_preemptions += 1

@@ -85,6 +85,11 @@ class Sequence:
         return self.request.sampling
 
     @property
+    def tokens(self) -> list[int]:
+        """Return prompt and generated tokens; not to be mutated."""
+        return self.prompt + self.output if self.output else self.prompt
+
+    @property
     def num_tokens(self) -> int:
         """Count prompt and generated tokens."""
         return len(self.prompt) + len(self.output)
@@ -119,7 +124,7 @@ class Sequence:
         num_prompt = len(self.prompt)
         if stop <= num_prompt:
             return self.prompt[start:stop]
-        return (self.prompt + self.output)[start:stop]
+        return self.tokens[start:stop]
 
     def append(self, token: int, eos_token_ids: frozenset[int]) -> None:
         """Take the token that was drawn, and decide whether it ends the sequence."""

@@ -37,6 +37,18 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int
 
 
+class PrefixStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Say what the prefix store holds and what requests found in it. Tokens are prompt tokens."""
+
+    num_blocks: int = 0
+    num_bytes: int = 0
+    max_bytes: int = 0
+    #: Prompt tokens that were found and not computed, and that were asked for.
+    hit_tokens: int = 0
+    query_tokens: int = 0
+    num_evicted: int = 0
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="engine_stats"):
     """Say what one engine has done since it was loaded, and its open requests."""
 
@@ -53,4 +65,6 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="engine_stats")
     kv_bytes: int = 0
     kv_budget_bytes: int = 0
     memory: DeviceMemory | None = None
+    #: None where no prefix is ever stored.
+    prefixes: PrefixStats | None = None
     requests: tuple[RequestStats, ...] = ()

@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from vllm_mlx.engine.core.sequence import Sequence, SequenceStatus
-from vllm_mlx.engine.core.stats import DeviceMemory, EngineStats, Phase, RequestStats
+from vllm_mlx.engine.core.stats import (
+    DeviceMemory,
+    EngineStats,
+    Phase,
+    PrefixStats,
+    RequestStats,
+)
 
 _PHASES: dict[SequenceStatus, Phase] = {
     SequenceStatus.WAITING: "queued",
@@ -70,6 +76,7 @@ class StatsBuilder:
         kv_bytes: int,
         kv_budget_bytes: int,
         memory: DeviceMemory | None,
+        prefixes: PrefixStats | None,
     ) -> EngineStats:
         """Return everything as one frozen message."""
         now = self._clock()
@@ -85,6 +92,7 @@ class StatsBuilder:
             kv_bytes=kv_bytes,
             kv_budget_bytes=kv_budget_bytes,
             memory=memory,
+            prefixes=prefixes,
             requests=tuple(_describe(sequence, now) for sequence in sequences),
         )
 

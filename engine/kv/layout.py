@@ -76,11 +76,28 @@ class BatchView:
     num_rows: int
 
 
+class Evictable(Protocol):
+    """Hold bytes in the KV budget that rows may take back."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        ...
+
+    def evict_to(self, num_bytes: int) -> int:
+        """Give back until at most `num_bytes` are held; return the bytes freed."""
+        ...
+
+
 class KVLayout(KVSpace, Protocol):
     """Hold the KV (and other state) of all rows on the device."""
 
     def private_caches(self, row_id: str) -> list[Any]:
         """Return the row's own stock caches, one per layer, for prefill."""
+        ...
+
+    def extract(self, row_id: str, num_tokens: int) -> list[Any]:
+        """Return stock caches that view a row of the batch; valid in the drained window only."""
         ...
 
     def begin_step(self, positions: Seq[tuple[str, int]]) -> BatchView:

@@ -37,6 +37,10 @@ class LayerSlots(Protocol):
         """Copy a row into a group of larger capacity."""
         ...
 
+    def extract(self, group: int, index: int, length: int) -> Any:
+        """Return a stock cache that views a row of `length` tokens."""
+        ...
+
     def drop(self, group: int) -> None:
         """Free the group's arrays."""
         ...
@@ -173,6 +177,21 @@ class KVSlots:
             mx.eval(row)
             target_held[target_index : target_index + 1] = row
 
+    def extract(self, group: int, index: int, length: int) -> Any:
+        """Return a stock cache that views a row; let go of it before the next write."""
+        held_keys, held_values = self._groups[group]
+        size = held_keys.shape[2]
+        cache = KVCache() if self._window is None else RotatingKVCache(max_size=self._window)
+        views = []
+        for held in (held_keys, held_values):
+            row = held[index : index + 1, :, : min(length, size)]
+            views.append(mx.roll(row, -(length % size), 2) if length > size else row)
+        cache.keys, cache.values = views
+        cache.offset = length
+        if self._window is not None:
+            cache._idx = min(length, size)
+        return cache
+
     def drop(self, group: int) -> None:
         """Free the group's arrays."""
         self._groups.pop(group, None)
@@ -250,6 +269,16 @@ class StateSlots(ArraysCache):
                 mx.eval(row)
                 other[target_index : target_index + 1] = row
 
+    def extract(self, group: int, index: int, length: int) -> Any:
+        """Return a stock cache with copies of a row's state."""
+        del length  # a state has none
+        self._split()
+        row = mx.array([index])
+        cache = ArraysCache(len(self._shapes))
+        # Taken, not sliced: a slice would keep the whole batch's state in memory.
+        cache.cache = [None if a is None else mx.take(a, row, axis=0) for a in self._parts[group]]
+        return cache
+
     def drop(self, group: int) -> None:
         """Free the group's arrays."""
         self._split()
@@ -312,6 +341,10 @@ class ListSlots(CacheList):
         """Move the row in every member."""
         for member in self.caches:
             member.move(source, source_index, target, target_index)
+
+    def extract(self, group: int, index: int, length: int) -> Any:
+        """Return a stock cache of what every member extracts."""
+        return CacheList(*(member.extract(group, index, length) for member in self.caches))
 
     def drop(self, group: int) -> None:
         """Drop the group in every member."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from vllm_mlx.engine.kv.layout import BatchRow, BatchView
+from vllm_mlx.engine.kv.layout import BatchRow, BatchView, Evictable
 from vllm_mlx.engine.kv.slot_layers import make_layer_slots, sum_costs
 from vllm_mlx.engine.kv.slot_plan import Drop, Move, PlanOp, Resize, SlotPlan
 from vllm_mlx.engine.kv.step_view import GroupStep, StepView
@@ -40,6 +40,7 @@ class SlotLayout:
             max_capacity=max_capacity,
             max_groups=max_groups,
         )
+        self._shared: Evictable | None = None
         self._private: dict[str, list[Any]] = {}
         self._reserved: dict[str, int] = {}
 
@@ -67,10 +68,15 @@ class SlotLayout:
     def _reserved_bytes(self) -> int:
         return sum(self._reserved.values())
 
+    def share_budget(self, evictable: Evictable) -> None:
+        """Count what `evictable` holds in the budget, and take it back when rows need it."""
+        self._shared = evictable
+
     def can_start(self, num_tokens: int) -> bool:
-        """Say whether a new row fits, closing holes in the batch if that is what it takes."""
+        """Say whether a new row fits, making room for it if that is what it takes."""
+        reserved = self._reserved_bytes
         return self._fits(
-            lambda: self._plan.can_place(num_tokens, reserved_bytes=self._reserved_bytes)
+            lambda shared: self._plan.can_place(num_tokens, reserved_bytes=reserved + shared)
         )
 
     def start(self, row_id: str, num_tokens: int) -> None:
@@ -85,7 +91,9 @@ class SlotLayout:
     def can_join(self, row_id: str, num_tokens: int) -> bool:
         """Say whether the prefilled row fits into the batch."""
         others = self._reserved_bytes - self._reserved[row_id]
-        return self._fits(lambda: self._plan.can_place(num_tokens, reserved_bytes=others))
+        return self._fits(
+            lambda shared: self._plan.can_place(num_tokens, reserved_bytes=others + shared)
+        )
 
     def join(self, row_id: str, num_tokens: int) -> None:
         """Adopt the prefilled row, layer by layer, freeing its private caches as it goes."""
@@ -101,11 +109,18 @@ class SlotLayout:
     def can_grow(self, row_id: str, num_tokens: int) -> bool:
         """Say whether the row can hold `num_tokens`, moving it if it must."""
         reserved = self._reserved_bytes
-        return self._fits(lambda: self._plan.can_grow(row_id, num_tokens, reserved_bytes=reserved))
+        return self._fits(
+            lambda shared: self._plan.can_grow(row_id, num_tokens, reserved_bytes=reserved + shared)
+        )
 
     def grow(self, row_id: str, num_tokens: int) -> None:
         """Make sure that the row has room for `num_tokens`."""
         self._carry_out(self._plan.grow(row_id, num_tokens))
+
+    def extract(self, row_id: str, num_tokens: int) -> list[Any]:
+        """Return stock caches that view a row of the batch; valid in the drained window only."""
+        group, index = self._plan.place_of(row_id)
+        return [layer.extract(group, index, num_tokens) for layer in self._layers]
 
     def remove(self, row_id: str) -> None:
         """Free the row, wherever in its life it is."""
@@ -162,12 +177,17 @@ class SlotLayout:
         assert self._private.keys() == self._reserved.keys(), "private rows and reservations differ"
         assert not any(row in self._plan for row in self._private), "a row is in two places"
 
-    def _fits(self, test: Callable[[], bool]) -> bool:
-        if test():
+    def _fits(self, test: Callable[[int], bool]) -> bool:
+        """Try as it is, then with holes closed, then with ever less of what is evictable."""
+        shared = self._shared
+        if test(shared.num_bytes if shared else 0):
             return True
         ops = self._plan.tidy(wholly=True)
         self._carry_out(ops)
-        return bool(ops) and test()
+        while not test(shared.num_bytes if shared else 0):
+            if shared is None or not shared.evict_to(shared.num_bytes * 7 // 8):
+                return False
+        return True
 
     def _carry_out(self, ops: Sequence[PlanOp]) -> None:
         """Do the plan's operations, one layer at a time so that the transient is one layer."""

@@ -5,27 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import msgspec
-from mlx_lm.models.cache import make_prompt_cache
+from typing import TYPE_CHECKING
 
 from vllm_mlx.engine import memory, platform
 from vllm_mlx.engine.config import EngineConfig, ModelConfig, ModelInfo
-from vllm_mlx.engine.core.output_processor import TokenDecoder
-from vllm_mlx.engine.core.stats import DeviceMemory
-from vllm_mlx.engine.engine import Engine
-from vllm_mlx.engine.kv.slots import make_slot_layout
 from vllm_mlx.engine.models.fit import PLANNED_CONTEXT, plan_kv_budget
-from vllm_mlx.engine.models.probe import Probe, probe_model
 from vllm_mlx.engine.models.progress import ProgressCallback
 from vllm_mlx.engine.models.resolve import resolve_model
 from vllm_mlx.engine.models.summary import CheckpointSummary, summarize_checkpoint
-from vllm_mlx.engine.models.text import floating_dtype, load_text_model, weights_bytes
-from vllm_mlx.engine.run.runner import Runner
 from vllm_mlx.engine.text.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from vllm_mlx.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +28,22 @@ _GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 def load_engine(model: ModelConfig, engine: EngineConfig, on_progress: ProgressCallback) -> Engine:
     """Load the model and return its engine, ready to step; the calling thread owns it from then.
 
-    `platform.load_blas()` must have run before this module was imported, because MLX binds its
-    BLAS when it is imported. Raises ModelLoadError subclasses.
+    MLX is imported only once the model's files are found, so that a wrong name is told at once.
+    Raises ModelLoadError subclasses.
     """
     on_progress("resolving", None)
     path = resolve_model(model, on_progress)
     summary = summarize_checkpoint(path, model)
+    platform.require_backend()
     limits = memory.device_limits()
     plan_kv_budget(summary, engine, limits)
     memory.set_limits(limits)
     tokenizer = load_tokenizer(path, trust_remote_code=model.trust_remote_code)
+
+    from vllm_mlx.engine.models.assembly import assemble_engine
+    from vllm_mlx.engine.models.probe import probe_model
+    from vllm_mlx.engine.models.text import floating_dtype, load_text_model, weights_bytes
+
     is_cpu = platform.installed_backend() == "cpu"
     loaded = load_text_model(
         path,
@@ -108,44 +106,3 @@ def _max_prefill_area(summary: CheckpointSummary, engine: EngineConfig) -> int |
     if summary.attention.is_fused:
         return None
     return engine.prefill_tokens_per_step * min(summary.context_length, PLANNED_CONTEXT)
-
-
-def assemble_engine(
-    model: Any,
-    probe: Probe,
-    info: ModelInfo,
-    config: EngineConfig,
-    make_decoder: Callable[[], TokenDecoder],
-    *,
-    max_prefill_area: int | None = None,
-    device_memory: Callable[[], DeviceMemory | None] = lambda: None,
-    release_memory: Callable[[], None] = lambda: None,
-) -> Engine:
-    """Assemble an engine from parts that are loaded; fills in what the layout decides of `info`.
-
-    Raises InsufficientMemoryError if the KV budget does not hold one small row.
-    """
-    layout = make_slot_layout(
-        lambda: make_prompt_cache(model),
-        probe.seen_caches,
-        info.model_type,
-        budget_bytes=info.kv_budget_bytes,
-        max_capacity=info.max_model_len,
-        max_groups=probe.max_groups,
-    )
-    info = msgspec.structs.replace(
-        info,
-        kv_max_tokens=layout.max_capacity,
-        kv_bytes_per_token=layout.row_cost.bytes_per_token,
-    )
-    return Engine(
-        info,
-        config,
-        Runner(model, layout),
-        layout,
-        make_decoder,
-        vocab_size=probe.vocab_size,
-        max_prefill_area=max_prefill_area,
-        device_memory=device_memory,
-        release_memory=release_memory,
-    )

@@ -12,8 +12,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from vllm_mlx.engine.errors import UnsupportedModelError
 from vllm_mlx.engine.kv.slots import MAX_GROUPS, SlotLayout, make_slot_layout
+from vllm_mlx.engine.kv.stock_caches import cache_arrays
 from vllm_mlx.engine.run.attention import install_attention_hook
-from vllm_mlx.engine.run.runner import cache_arrays
 
 logger = logging.getLogger(__name__)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from vllm_mlx.engine.core.scheduler import PrefillChunk
 from vllm_mlx.engine.core.sequence import Sequence as TokenSequence
 from vllm_mlx.engine.kv.layout import BatchView, KVLayout
+from vllm_mlx.engine.kv.stock_caches import cache_arrays
 from vllm_mlx.engine.run.sampler import Draw, RowSampling, draw
 
 
@@ -100,9 +99,3 @@ def row_sampling(sequence: TokenSequence, eos_token_ids: frozenset[int]) -> RowS
         position=len(sequence.output),
         banned=sequence.banned_token_ids(eos_token_ids),
     )
-
-
-def cache_arrays(caches: Sequence[Any]) -> list[mx.array]:
-    """Return every array in stock caches, for evaluation."""
-    leaves = cast("list[tuple[str, Any]]", tree_flatten([cache.state for cache in caches]))
-    return [value for _, value in leaves if isinstance(value, mx.array)]

@@ -1,4 +1,8 @@
-"""Turn token ids into text one at a time, equal to decoding them all at once."""
+"""Turn token ids into text one at a time, equal to decoding them all at once.
+
+The `tokenizers` library's own `DecodeStream` does not serve: it has no end at which held text
+comes out, and it holds invalid bytes for ever, decoding them all again for each token.
+"""
 
 from __future__ import annotations
 

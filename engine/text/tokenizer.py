@@ -75,8 +75,9 @@ class Tokenizer:
         if any(not 0 <= token_id < 2**32 for token_id in token_ids):
             raise InvalidRequestError("token ids must be integers from 0 to 2**32 - 1")
         if self._backend is None:
+            # A tokenizer written in Python may raise on ids that a padded model head can draw.
             text = self._tokenizer.decode(
-                list(token_ids),
+                [token_id for token_id in token_ids if token_id < self.vocab_size],
                 skip_special_tokens=skip_special_tokens,
                 clean_up_tokenization_spaces=False,
             )
@@ -167,6 +168,8 @@ class Tokenizer:
         if token_id in self._special_ids:
             return None
         if self._backend is None:
+            if token_id >= self.vocab_size:
+                return None
             piece = self._tokenizer.convert_ids_to_tokens(token_id)
         else:
             piece = self._backend.id_to_token(token_id)

@@ -16,7 +16,8 @@ from vllm_mlx.engine.config import EngineConfig, ModelInfo
 from vllm_mlx.engine.core.outputs import RowOutput, pack_tokens, unpack_tokens
 from vllm_mlx.engine.core.request import GenerationRequest, SamplingParams
 from vllm_mlx.engine.engine import Engine
-from vllm_mlx.engine.models.loader import assemble_engine
+from vllm_mlx.engine.kv.block_hash import Namespace
+from vllm_mlx.engine.models.assembly import assemble_engine
 from vllm_mlx.engine.models.probe import Probe, probe_model
 
 #: Greedy tokens may differ only where the two best logits are closer than this.
@@ -33,6 +34,11 @@ class SpelledTokens:
     def flush(self) -> str:
         """Hold nothing back."""
         return ""
+
+
+def tiny_namespace(kind: str, block_size: int = 64) -> Namespace:
+    """Return the namespace of a tiny model's prefixes."""
+    return Namespace(weights=kind, kv_dtype="float32", block_size=block_size)
 
 
 @cache
@@ -73,6 +79,8 @@ def make_engine(
     admission_headroom_tokens: int = 512,
     make_decoder: Callable[[], Any] = SpelledTokens,
     model: Any = None,
+    namespace: Namespace | None = None,
+    cache_memory_bytes: int | None = None,
     **info: Any,
 ) -> Engine:
     """Return an engine over a tiny model; `model` wraps or replaces the model's own forward."""
@@ -81,8 +89,11 @@ def make_engine(
         max_num_seqs=max_num_seqs,
         prefill_tokens_per_step=prefill_tokens_per_step,
         admission_headroom_tokens=admission_headroom_tokens,
+        cache_memory_bytes=cache_memory_bytes,
     )
-    return assemble_engine(model or tiny, probe, make_info(kind, **info), config, make_decoder)
+    return assemble_engine(
+        model or tiny, probe, make_info(kind, **info), config, make_decoder, namespace=namespace
+    )
 
 
 @dataclass
