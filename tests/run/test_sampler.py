@@ -138,6 +138,18 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch(
             assert draw(logits[index : index + 1], [row]).read() == [together[index]]
 
 
+def test_a_neighbours_nucleus_does_not_narrow_a_row() -> None:
+    """A row without top_p keeps its tail beside a row with one, where the mass rounds to 1."""
+    peaked = np.full(VOCAB, -40.0, dtype=np.float32)
+    peaked[:3] = [0.0, -25.0, -26.0]
+    logits = mx.stack([mx.array(peaked), mx.array(peaked)])
+    drawn = set()
+    for position in range(100):
+        hot = RowSampling(temperature=50.0, top_k=3, position=position)
+        drawn.add(draw(logits, [hot, RowSampling(top_p=0.5)]).read()[0])
+    assert drawn == {0, 1, 2}
+
+
 def test_noise_of_other_positions_and_seeds_is_independent() -> None:
     """Neighbouring seeds and positions have uncorrelated noise, and no two share a key."""
     rows = [RowSampling(seed=seed, position=position) for seed in range(4) for position in range(4)]

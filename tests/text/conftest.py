@@ -149,3 +149,13 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def chat_tokenizer(chat_folder: Path) -> Tokenizer:
     """Return the loaded tokenizer of `chat_folder`."""
     return load_tokenizer(chat_folder)
+
+
+@pytest.fixture(scope="session")
+def python_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Return a tokenizer that is written in Python: no Rust backend, one token for each byte."""
+    from transformers import ByT5Tokenizer
+
+    folder = tmp_path_factory.mktemp("python")
+    ByT5Tokenizer().save_pretrained(folder)
+    return load_tokenizer(folder)

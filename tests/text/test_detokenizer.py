@@ -160,6 +160,29 @@ def test_ten_thousand_tokens_take_linear_work(
     assert decoded <= 2 * (1 + detokenizer_module._MAX_PENDING) * 10_000
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "gemma", "word_piece"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_window_streams_valid_text_of_any_kind(
+    tokenizers_by_kind: dict[str, Tokenizer], kind: str, text: str
+) -> None:
+    """Decoding by windows holds split characters back, for decoders it does not know."""
+    tokenizer = tokenizers_by_kind[kind]
+    token_ids = tokenizer.encode(text)
+    detokenizer = WindowDetokenizer(tokenizer.decode, lambda token_id: True)
+    pieces = [*map(detokenizer.add, token_ids), detokenizer.flush()]
+    assert "".join(pieces) == tokenizer.decode(token_ids)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=12), noise=st.lists(st.integers(0, 400), max_size=6))
+def test_a_tokenizer_written_in_python_streams_too(
+    python_tokenizer: Tokenizer, text: str, noise: list[int]
+) -> None:
+    """Text, special tokens and ids beyond the vocabulary stream as they decode."""
+    token_ids = [*python_tokenizer.encode(text), *noise]
+    assert "".join(stream(python_tokenizer, token_ids)) == python_tokenizer.decode(token_ids)
+
+
 def test_the_window_gives_up_on_a_character_that_never_ends() -> None:
     """A tokenizer that decodes to U+FFFD without end is neither held for ever nor re-decoded."""
     lengths: list[int] = []

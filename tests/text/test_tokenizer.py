@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import socket
 import subprocess
@@ -203,6 +204,14 @@ def test_copies_work_in_threads(chat_tokenizer: Tokenizer) -> None:
             future.result()
 
 
+def test_a_tokenizer_written_in_python_is_copied(python_tokenizer: Tokenizer) -> None:
+    """Without a Rust backend a copy shares no state, and encodes the same."""
+    copied = python_tokenizer.copy()
+    assert copied._tokenizer is not python_tokenizer._tokenizer
+    assert copied.encode("Grüße 🙂") == python_tokenizer.encode("Grüße 🙂")
+    assert copied.decode(copied.encode("Grüße 🙂")) == "Grüße 🙂"
+
+
 def test_long_texts_leave_other_threads_running(chat_tokenizer: Tokenizer) -> None:
     """Encoding releases the interpreter: another thread goes on ticking meanwhile."""
     text = "the quick brown fox " * 60_000
@@ -278,6 +287,13 @@ def test_the_demo_models_tokenizer(demo_model_path: Path) -> None:
     assert tokenizer.decode(token_ids) == text
     detokenizer = tokenizer.detokenizer()
     assert "".join([*map(detokenizer.add, token_ids), detokenizer.flush()]) == text
+    generator = random.Random(0)
+    for _ in range(300):
+        noise = [generator.randrange(tokenizer.vocab_size) for _ in range(20)]
+        noise[5:10] = [generator.randrange(300) for _ in range(5)]
+        detokenizer = tokenizer.detokenizer()
+        streamed = "".join([*map(detokenizer.add, noise), detokenizer.flush()])
+        assert streamed == tokenizer.decode(noise)
     rendered = tokenizer.render_chat(CHAT)
     assert rendered.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
     end = tokenizer.encode("<|im_end|>", add_special_tokens=False)
