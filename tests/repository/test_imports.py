@@ -24,22 +24,27 @@ MAY_IMPORT = {
 USES_MLX = [
     "engine/engine.py",
     "engine/benchmark/*",
+    "engine/kv/block_codec.py",
     "engine/kv/slot_layers.py",
     "engine/kv/slots.py",
     "engine/kv/step_view.py",
-    "engine/models/loader.py",
+    "engine/kv/stock_caches.py",
+    "engine/kv/store.py",
+    "engine/models/assembly.py",
     "engine/models/probe.py",
     "engine/models/text.py",
     "engine/run/*",
 ]
 
 #: Files that import MLX inside a function, so that importing them does not load it.
-USES_MLX_ON_DEMAND = ["engine/memory.py", "engine/platform.py"]
+USES_MLX_ON_DEMAND = ["engine/memory.py", "engine/models/loader.py", "engine/platform.py"]
 
 #: Files that a reader, or a test, can use in milliseconds.
 PURE = [
     "engine/core/*",
     "engine/parsing/*",
+    "engine/kv/block_hash.py",
+    "engine/kv/prefix_tree.py",
     "engine/kv/slot_plan.py",
     "engine/host/messages.py",
     "engine/config.py",
