@@ -10,7 +10,9 @@ from typing import Any
 from vllm_mlx.engine.errors import (
     AuthenticationError,
     BackendMissingError,
+    CacheDamagedError,
     CacheError,
+    CacheVersionError,
     ContextLengthExceededError,
     EngineDiedError,
     EngineUnavailableError,
@@ -65,6 +67,8 @@ RULES: Mapping[type[VllmMlxError], ErrorRule] = {
     UnsupportedModelError: _NOT_LOADED,
     InsufficientMemoryError: _NOT_LOADED,
     CacheError: _INTERNAL,
+    CacheDamagedError: _INTERNAL,
+    CacheVersionError: _INTERNAL,
     UnreachableError: ErrorRule(502, "server_error", "api_error", can_retry=True),
     RequestError: _INTERNAL,
     InvalidRequestError: _INVALID,

@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 #: What the last events get, after the engine has ended all streams, to reach their clients.
 _FLUSH_S = 1.0
 
+#: Signals that follow the first one within this time are the same one.
+_SAME_SIGNAL_S = 1.0
+
 #: What a forced stop leaves the engine process to end by itself.
 _FORCED_GRACE_S = 1.0
 
@@ -156,7 +159,7 @@ class Serving:
         if num_open:
             logger.info("waiting up to %g s for %d open requests", drain_s, num_open)
         stopping = asyncio.create_task(self._runtime.engine.stop(drain_s), name="engine-stop")
-        forced = asyncio.create_task(self._signals.get(), name="second-signal")
+        forced = asyncio.create_task(self._second_signal(), name="second-signal")
         try:
             await asyncio.wait({stopping, forced}, return_when=asyncio.FIRST_COMPLETED)
             if not stopping.done():
@@ -166,6 +169,17 @@ class Serving:
             await _cancel_all(forced)
         # The streams have their last events by now; a client that does not read is not waited for.
         await asyncio.wait({http}, timeout=_FLUSH_S)
+
+    async def _second_signal(self) -> None:
+        """Wait for a signal that was meant as another one.
+
+        `uv run` and `timeout` hand on what the terminal or they themselves have sent to the whole
+        group already, so one keystroke may arrive twice.
+        """
+        await asyncio.sleep(_SAME_SIGNAL_S)
+        while not self._signals.empty():
+            self._signals.get_nowait()
+        await self._signals.get()
 
     async def _force(self, stopping: asyncio.Task[None]) -> None:
         """End all requests now, and the engine's process if it does not end by itself."""
