@@ -218,23 +218,18 @@ def _in_process(options: ChatOptions, settings: RunSettings) -> Iterator[ChatBac
     require_backend()
     model = options.model_config()
     engine = EngineConfig(max_num_seqs=1, kv_memory_bytes=options.kv_memory_bytes)
-    # Threads of a download, like one inside MLX, cannot be stopped, and the interpreter must not
-    # be taken from them.
+    # Neither a download's threads nor MLX's own can be stopped, and one that asks for the
+    # interpreter while it is being taken down aborts the process.
     settings.must_exit_at_once = True
     progress = LoadingProgress()
     with progress:
         folder = resolve_model(model, progress)
-    settings.must_exit_at_once = False
     announce(model, engine, folder)
     load_own = functools.partial(load_tokenizer, trust_remote_code=options.trust_remote_code)
-    thread = engine_thread(model, engine)
-    try:
-        with progress:
-            backend = open_engine_backend(thread, load_own, progress)
-        with contextlib.closing(backend):
-            yield backend
-    finally:
-        settings.must_exit_at_once = thread.is_alive
+    with progress:
+        backend = open_engine_backend(engine_thread(model, engine), load_own, progress)
+    with contextlib.closing(backend):
+        yield backend
 
 
 def _talk(backend: ChatBackend, options: ChatOptions) -> None:

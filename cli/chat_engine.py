@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -53,25 +54,23 @@ class EngineBackend:
         prompt = self._tokenizer.encode_chat(
             [{"role": message.role, "content": message.content} for message in messages]
         )
-        request_id = uuid.uuid4().hex
-        self._thread.add(
-            GenerationRequest(
-                request_id=request_id,
-                prompt=pack_tokens(prompt),
-                sampling=resolved_sampling(sampling, self._info.generation_defaults),
-            )
+        request = GenerationRequest(
+            request_id=uuid.uuid4().hex,
+            prompt=pack_tokens(prompt),
+            sampling=resolved_sampling(sampling, self._info.generation_defaults),
         )
         is_over = False
         try:
+            self._thread.add(request)
             while not is_over:
-                output = self._thread.next_output(request_id)
+                output = self._thread.next_output(request.request_id)
                 is_over = output.finish_reason is not None
                 if output.error is not None:
                     raise output.error.to_error()
                 yield delta_of(output)
         finally:
             if not is_over:
-                self._thread.abort(request_id)
+                self._thread.abort(request.request_id)
 
     def close(self) -> None:
         """Close the engine, waiting for the step that it is in."""
@@ -85,14 +84,17 @@ def open_engine_backend(
 ) -> EngineBackend:
     """Load the model on `thread`, and the tokenizer that belongs to it.
 
-    Raises `ModelLoadError`. The caller closes `thread` when this raises.
+    Raises `ModelLoadError`.
     """
     info = thread.start(on_progress)
-    tokenizer = load_chat_tokenizer(Path(info.path))
-    if not tokenizer.has_chat_template:
-        raise UnsupportedModelError(
-            f"{info.model} has no chat template, so it cannot chat; take an instruct model"
-        )
+    with contextlib.ExitStack() as undo:
+        undo.callback(thread.close, CLOSE_TIMEOUT_S)
+        tokenizer = load_chat_tokenizer(Path(info.path))
+        if not tokenizer.has_chat_template:
+            raise UnsupportedModelError(
+                f"{info.model} has no chat template, so it cannot chat; take an instruct model"
+            )
+        undo.pop_all()
     return EngineBackend(thread, info, tokenizer)
 
 

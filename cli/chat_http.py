@@ -243,7 +243,9 @@ def error_of(response: httpx.Response, url: str) -> VllmMlxError:
         with contextlib.suppress(ValueError):
             error.retry_after_s = float(response.headers.get("retry-after", ""))
     if isinstance(error, AuthenticationError):
-        error.message += " (give the server's key with --api-key or VLLM_MLX_API_KEY)"
+        return AuthenticationError(
+            f"{error.message} (give the server's key with --api-key or VLLM_MLX_API_KEY)"
+        )
     return error
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+import termios
+from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
@@ -89,6 +93,19 @@ class LinePrompt:
         Raises `EOFError` on Ctrl-D and `LineInterruptedError` on Ctrl-C.
         """
         return self._session.prompt(default=draft)
+
+    @contextlib.contextmanager
+    def muted(self) -> Iterator[None]:
+        """Keep typed characters out of an answer; the next message starts with them."""
+        terminal = sys.stdin.fileno()
+        before = termios.tcgetattr(terminal)
+        muted = termios.tcgetattr(terminal)
+        muted[3] &= ~termios.ECHO
+        termios.tcsetattr(terminal, termios.TCSANOW, muted)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
 def _key_bindings() -> KeyBindings:

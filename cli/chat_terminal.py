@@ -22,6 +22,10 @@ class LineReader(Protocol):
         """Return one message; raise `EOFError` or `LineInterruptedError`."""
         ...
 
+    def muted(self) -> contextlib.AbstractContextManager[None]:
+        """Keep what is typed off the screen for a while, not out of the next message."""
+        ...
+
 
 class ChatTerminal:
     """Hold the conversation between a reader of lines and a backend.
@@ -99,20 +103,22 @@ class ChatTerminal:
             remark = "(stopped)"
         except VllmMlxError as error:
             remark = error_line(error)
-        self._out.write("\n")
-        self._out.flush()
+            # The question can be edited and sent again, unless a part of its answer stays.
+            self._state.draft = "" if record.text else text
+        finally:
+            self._out.write("\n")
+            self._out.flush()
         if record.text:
             conversation.answered(record.text)
             self._state.stats.answers.append(record)
         else:
-            # Nothing came: the question can be edited and sent again.
-            self._state.draft = conversation.withdraw()
+            conversation.withdraw()
         if remark is not None:
             self._note(remark)
 
     def _stream(self, record: AnswerRecord) -> None:
         deltas = self._backend.answer(self._state.conversation.messages, self._sampling)
-        with contextlib.closing(deltas):
+        with self._reader.muted(), contextlib.closing(deltas):
             for delta in deltas:
                 record.add(delta, self._clock())
                 self._out.write(printable(delta.text))

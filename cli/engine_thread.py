@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -13,6 +14,9 @@ from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.host.messages import AbortRequest, AddRequest, LoadProgress
 
 ProgressCallback = Callable[[str, float | None], None]
+
+#: Longest time that Ctrl-C can go unnoticed while nothing happens.
+SIGNAL_CHECK_S = 0.1
 
 
 class StepEngine(Protocol):
@@ -67,6 +71,8 @@ class EngineThread:
             event = self._next_event()
             if isinstance(event, ModelInfo):
                 return event
+            if not self._thread.is_alive() and self._events.empty():
+                raise RuntimeError("the engine's thread has ended")
             if isinstance(event, LoadProgress):
                 on_progress(event.stage, event.fraction)
 
@@ -87,6 +93,8 @@ class EngineThread:
             event = self._next_event()
             if isinstance(event, RowOutput) and event.request_id == request_id:
                 return event
+            if not self._thread.is_alive() and self._events.empty():
+                raise RuntimeError("the engine's thread has ended")
 
     def close(self, timeout_s: float) -> bool:
         """Close the engine; return whether its thread ended in time."""
@@ -94,16 +102,16 @@ class EngineThread:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    @property
-    def is_alive(self) -> bool:
-        """Say whether the thread is still loading or computing."""
-        return self._thread.is_alive()
-
     def _next_event(self) -> LoadProgress | ModelInfo | RowOutput:
-        event = self._events.get()
-        if isinstance(event, BaseException):
-            raise event
-        return event
+        while True:
+            # A signal that comes just before the wait begins does not interrupt it: look up.
+            with contextlib.suppress(queue.Empty):
+                event = self._events.get(timeout=SIGNAL_CHECK_S)
+                if isinstance(event, BaseException):
+                    raise event
+                return event
+            if not self._thread.is_alive() and self._events.empty():
+                raise RuntimeError("the engine's thread has ended")
 
     def _run(self) -> None:
         try:

@@ -39,8 +39,8 @@ class ExitCode(enum.IntEnum):
     TERMINATED = 143
 
 
-class TerminatedError(BaseException):
-    """Unwind the program after SIGTERM; no `except Exception` may swallow it."""
+class TerminatedError(SystemExit):
+    """Unwind the program after SIGTERM; asyncio, too, lets this kind of exception through."""
 
 
 class OutputClosedError(Exception):
@@ -58,6 +58,8 @@ EXIT_CODES: dict[type[errors.VllmMlxError], ExitCode] = {
     errors.UnsupportedModelError: ExitCode.MODEL,
     errors.InsufficientMemoryError: ExitCode.MODEL,
     errors.CacheError: ExitCode.CACHE,
+    errors.CacheDamagedError: ExitCode.CACHE,
+    errors.CacheVersionError: ExitCode.CACHE,
     errors.UnreachableError: ExitCode.UNREACHABLE,
     errors.RequestError: ExitCode.INTERNAL,
     errors.InvalidRequestError: ExitCode.USAGE,

@@ -20,7 +20,7 @@ class RunSettings:
     """Hold what concerns the whole run; written while the command line is parsed."""
 
     verbose: bool = False
-    #: A thread is still inside a library that cannot be stopped: end without unwinding.
+    #: Threads of libraries are left that outlive the interpreter badly: end without taking it down.
     must_exit_at_once: bool = False
 
 

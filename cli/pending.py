@@ -32,7 +32,6 @@ PENDING_SWITCHES = (
     "--mtp",
     "--spec-prefill",
     "--specprefill",
-    "--strict-fields",
     "--use-paged-cache",
 )
 
@@ -74,7 +73,7 @@ PENDING_VALUES = (
     "--warm-prompts",
 )
 
-#: Flags of other servers of this kind whose job another flag has here.
+#: Flags of other servers of this kind, and the one that has their job here.
 RENAMED_FLAGS = {
     "--chunked-prefill-tokens": "--prefill-tokens-per-step",
     "--completion-batch-size": "--max-num-seqs",
@@ -124,7 +123,9 @@ class RefusingCommand(click.Command):
 
 def _refusal(flags: Sequence[str]) -> str:
     pending = [flag for flag in flags if flag not in RENAMED_FLAGS]
-    parts = [f"{flag} is {RENAMED_FLAGS[flag]} here" for flag in flags if flag in RENAMED_FLAGS]
+    parts = [
+        f"instead of {flag} use {RENAMED_FLAGS[flag]}" for flag in flags if flag in RENAMED_FLAGS
+    ]
     if pending:
         verb = "is" if len(pending) == 1 else "are"
         parts.insert(0, f"{', '.join(pending)} {verb} not in this build yet")

@@ -95,6 +95,11 @@ request_options: Decorator[Any] = stacked(
         metavar="TOKENS",
         help="Tokens gathered in one streamed chunk.",
     ),
+    option(
+        "--strict-fields",
+        is_flag=True,
+        help="Refuse requests with unknown fields, which are ignored and named otherwise.",
+    ),
 )
 
 batching_options: Decorator[Any] = stacked(
@@ -151,6 +156,7 @@ class ServeOptions(ModelOptions):
     default_temperature: float | None
     default_top_p: float | None
     stream_interval: int
+    strict_fields: bool
     max_num_seqs: int
     max_queue: int
     prefill_tokens_per_step: int
@@ -199,6 +205,7 @@ def build_configs(options: ServeOptions) -> tuple[ServerConfig, ModelConfig, Eng
         default_temperature=options.default_temperature,
         default_top_p=options.default_top_p,
         stream_interval=options.stream_interval,
+        strict_fields=options.strict_fields,
         max_queue=options.max_queue,
         served_model_name=options.served_model_name,
         drain_timeout_s=options.drain_timeout,

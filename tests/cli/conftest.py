@@ -80,7 +80,8 @@ class ScriptedServer:
         self.error_event: dict[str, Any] | None = None
         self.is_cut_short = False
         self.requests: list[dict[str, Any]] = []
-        self.num_disconnects = 0
+        #: Set when a client has left in the middle of a stream.
+        self.disconnected = threading.Event()
         self._http = _HttpServer(("127.0.0.1", 0), _Handler)
         self._http.script = self
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,))
@@ -133,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
             try:
                 self.stream()
             except (BrokenPipeError, ConnectionResetError):
-                self.script.num_disconnects += 1
+                self.script.disconnected.set()
 
     def send_json(
         self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None

@@ -23,8 +23,8 @@ def parse(line: str) -> click.Context:
     """Parse a whole command line, running nothing."""
     program, *args = shlex.split(line)
     assert program == "vllm-mlx"
-    root = cli.make_context(program, args)
-    name, command, rest = cli.resolve_command(root, [*root._protected_args, *root.args])
+    root = click.Context(cli, info_name=program)
+    name, command, rest = cli.resolve_command(root, args)
     assert command is not None
     context = command.make_context(name, rest, parent=root)
     if name is not None and command.hidden:

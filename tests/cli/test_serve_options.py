@@ -1,0 +1,174 @@
+"""Hold the options of `serve` to the configurations that they become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vllm_mlx.cli.main import main
+from vllm_mlx.engine.config import EngineConfig, ModelConfig
+from vllm_mlx.server.config import ServerConfig
+
+MIB = 1024 * 1024
+
+#: Every option with a value that is not its default, and where it must arrive.
+EVERYTHING = {
+    "--host": ("0.0.0.0", "server.host", "0.0.0.0"),
+    "--port": ("0", "server.port", 0),
+    "--ready-file": ("ready.json", "server.ready_file", "ready.json"),
+    "--api-key": ("one", "server.api_keys", ("one",)),
+    "--timeout": ("2.5", "server.timeout_s", 2.5),
+    "--drain-timeout": ("0", "server.drain_timeout_s", 0.0),
+    "--served-model-name": ("mine", "server.served_model_name", "mine"),
+    "--max-tokens": ("100", "server.default_max_tokens", 100),
+    "--max-request-tokens": ("200", "server.max_request_tokens", 200),
+    "--default-temperature": ("0", "server.default_temperature", 0.0),
+    "--default-top-p": ("0.5", "server.default_top_p", 0.5),
+    "--stream-interval": ("4", "server.stream_interval", 4),
+    "--strict-fields": (None, "server.strict_fields", True),
+    "--max-queue": ("0", "server.max_queue", 0),
+    "--max-num-seqs": ("3", "engine.max_num_seqs", 3),
+    "--prefill-tokens-per-step": ("64", "engine.prefill_tokens_per_step", 64),
+    "--kv-memory-mb": ("128", "engine.kv_memory_bytes", 128 * MIB),
+    "--dtype": ("float16", "model.dtype", "float16"),
+    "--max-model-len": ("1024", "model.max_model_len", 1024),
+    "--adapter-path": ("adapter", "model.adapter_path", "adapter"),
+    "--trust-remote-code": (None, "model.trust_remote_code", True),
+    "--offline": (None, "model.offline", True),
+}
+Configs = dict[str, Any]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Configs:
+    """Catch the configurations that the server would be run with."""
+    caught: Configs = {}
+
+    def run_server(server: ServerConfig, model: ModelConfig, engine: EngineConfig) -> int:
+        caught.update(server=server, model=model, engine=engine)
+        return 0
+
+    monkeypatch.setattr("vllm_mlx.server.serving.run_server", run_server)
+    monkeypatch.setattr("vllm_mlx.cli.announce.announce_if_local", lambda model, engine: None)
+    monkeypatch.setattr("vllm_mlx.cli.logs.configure_logging", lambda level: None)
+    for flag in EVERYTHING:
+        monkeypatch.delenv("VLLM_MLX_" + flag[2:].replace("-", "_").upper(), raising=False)
+    return caught
+
+
+def value_at(configs: Configs, path: str) -> Any:
+    """Return the configuration's value at `path`."""
+    config, _, field = path.partition(".")
+    return getattr(configs[config], field)
+
+
+def test_nothing_given_is_the_demo_with_every_default(served: Configs) -> None:
+    """`vllm-mlx serve` alone uses the configurations' own defaults."""
+    assert main(["serve"]) == 0
+    assert served == {"server": ServerConfig(), "model": ModelConfig(), "engine": EngineConfig()}
+
+
+def test_every_flag_arrives(served: Configs) -> None:
+    """Each flag of the command line arrives in its field."""
+    args = [part for flag, (text, _, _) in EVERYTHING.items() for part in (flag, text) if part]
+    assert main(["serve", "my/model", *args]) == 0
+    assert served["model"].model == "my/model"
+    expected = {path: value for _, path, value in EVERYTHING.values()}
+    assert {path: value_at(served, path) for path in expected} == expected
+
+
+def test_every_variable_arrives(served: Configs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each option can come from its environment variable instead."""
+    for flag, (text, _, _) in EVERYTHING.items():
+        monkeypatch.setenv("VLLM_MLX_" + flag[2:].replace("-", "_").upper(), text or "1")
+    monkeypatch.setenv("VLLM_MLX_MODEL", "my/model")
+    assert main(["serve"]) == 0
+    assert served["model"].model == "my/model"
+    expected = {path: value for _, path, value in EVERYTHING.values()}
+    assert {path: value_at(served, path) for path in expected} == expected
+
+
+def test_the_command_line_wins_over_a_variable(
+    served: Configs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flag overrides its variable."""
+    monkeypatch.setenv("VLLM_MLX_PORT", "1234")
+    assert main(["serve", "--port", "4321"]) == 0
+    assert served["server"].port == 4321
+
+
+def test_several_keys(served: Configs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys may be repeated as flags, or divided by spaces in the variable."""
+    assert main(["serve", "--api-key", "one", "--api-key", "two"]) == 0
+    assert served["server"].api_keys == ("one", "two")
+    monkeypatch.setenv("VLLM_MLX_API_KEY", "three four")
+    assert main(["serve"]) == 0
+    assert served["server"].api_keys == ("three", "four")
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--continuous-batching"], 64),
+        (["--continuous-batching", "--max-num-seqs", "1"], 1),
+        (["--no-continuous-batching"], 1),
+        (["--no-continuous-batching", "--max-num-seqs", "1"], 1),
+    ],
+)
+def test_continuous_batching(served: Configs, args: list[str], expected: int) -> None:
+    """Batching is always on, but for one request at a time when it is switched off."""
+    assert main(["serve", *args]) == 0
+    assert served["engine"].max_num_seqs == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--max-tokens", "100"], (100, 32768)),
+        (["--max-request-tokens", "100"], (100, 100)),
+        (["--max-tokens", "40000"], (40000, 40000)),
+    ],
+)
+def test_a_default_length_gives_way(
+    served: Configs, args: list[str], expected: tuple[int, int]
+) -> None:
+    """One given length moves the other one's default rather than contradict it."""
+    assert main(["serve", *args]) == 0
+    server = served["server"]
+    assert (server.default_max_tokens, server.max_request_tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--no-continuous-batching", "--max-num-seqs", "2"], "--max-num-seqs 2"),
+        (["--max-tokens", "200", "--max-request-tokens", "100"], "raise the latter"),
+    ],
+)
+def test_contradictions_are_refused(
+    served: Configs, args: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two given options that contradict each other are a usage error."""
+    assert main(["serve", *args]) == 2
+    assert expected in capsys.readouterr().err
+    assert served == {}
+
+
+def test_an_open_door_is_pointed_out(served: Configs, capsys: pytest.CaptureFixture[str]) -> None:
+    """Listening for other machines without a key warns; with one it does not, nor shows it."""
+    assert main(["serve", "--host", "0.0.0.0"]) == 0
+    assert "no --api-key is set" in capsys.readouterr().err
+    assert main(["serve", "--host", "0.0.0.0", "--api-key", "secret"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_verbose_logs_more(served: Configs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """-v before or after the command logs debug records unless a level was given."""
+    levels: list[str] = []
+    monkeypatch.setattr("vllm_mlx.cli.logs.configure_logging", levels.append)
+    assert main(["serve"]) == 0
+    assert main(["-v", "serve"]) == 0
+    assert main(["serve", "-v"]) == 0
+    assert main(["serve", "-v", "--log-level", "error"]) == 0
+    assert levels == ["info", "debug", "debug", "error"]
