@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import resource
 import subprocess
@@ -68,7 +69,7 @@ def test_every_command_has_an_example_and_documented_options(name: str) -> None:
     """Each command shows an example, and each of its visible options has a help text."""
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
-    assert "\b\n    Example" in (command.callback.__doc__ or "")
+    assert "\b\nExample" in (inspect.getdoc(command.callback) or "")
     assert command.get_short_help_str()
     silent = [
         parameter.name
