@@ -9,6 +9,8 @@ VllmMlxError
 │   ├── UnsupportedModelError   its architecture or cache kind is not served
 │   └── InsufficientMemoryError the weights do not fit
 ├── CacheError                  a stored prefix cache is unusable or damaged
+│   ├── CacheDamagedError       a stored file is torn, cut off or has rotten bits
+│   └── CacheVersionError       a stored file is of another format version
 ├── UnreachableError            a server cannot be reached or measured
 └── RequestError                ends one request, and only that one
     ├── InvalidRequestError     a field is wrong; names it
@@ -85,6 +87,18 @@ class CacheError(VllmMlxError):
     """Report an unusable or damaged prefix store."""
 
     code = "cache_unusable"
+
+
+class CacheDamagedError(CacheError):
+    """Report a stored file that is torn, cut off or has rotten bits."""
+
+    code = "cache_damaged"
+
+
+class CacheVersionError(CacheError):
+    """Report a whole stored file of another format version."""
+
+    code = "cache_version"
 
 
 class UnreachableError(VllmMlxError):
