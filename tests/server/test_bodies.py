@@ -102,7 +102,7 @@ JSON_VALUES = st.recursive(
 CHAT_FIELDS = st.sampled_from([*ChatCompletionBody.model_fields, "unknown"])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(fields=st.dictionaries(CHAT_FIELDS, JSON_VALUES, max_size=4), with_messages=st.booleans())
 def test_any_fields_of_a_chat_are_taken_or_refused(
     fields: dict[str, Any], with_messages: bool
@@ -114,7 +114,7 @@ def test_any_fields_of_a_chat_are_taken_or_refused(
         validate(ChatCompletionBody, fields)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(raw=st.binary(max_size=40))
 def test_any_bytes_are_decoded_or_refused(raw: bytes) -> None:
     """Decoding never fails in any way but its own."""
