@@ -113,6 +113,7 @@ def open_http_backend(
     timeout_s: float,
     on_wait: Callable[[str, float | None], None],
     sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> HttpBackend:
     """Connect to the server at `url`, wait while it loads, and pick the model.
 
@@ -128,7 +129,8 @@ def open_http_backend(
         trust_env=not is_local,
     )
     try:
-        names = served_models(client, root, timeout_s, on_wait, sleep)
+        deadline = clock() + timeout_s
+        names = served_models(client, root, on_wait, sleep, lambda: clock() >= deadline)
     except BaseException:
         client.close()
         raise
@@ -138,12 +140,11 @@ def open_http_backend(
 def served_models(
     client: httpx.Client,
     url: str,
-    timeout_s: float,
     on_wait: Callable[[str, float | None], None],
     sleep: Callable[[float], None],
+    is_too_late: Callable[[], bool],
 ) -> list[str]:
-    """Return the names of the server's models, waiting up to `timeout_s` while it loads."""
-    deadline = time.monotonic() + timeout_s
+    """Return the names of the server's models, waiting until it `is_too_late` while it loads."""
     while True:
         with connection_errors(url):
             response = client.get(f"{url}/models")
@@ -152,7 +153,7 @@ def served_models(
         if response.status_code == httpx.codes.OK:
             break
         error = error_of(response, url)
-        if not isinstance(error, EngineUnavailableError) or time.monotonic() >= deadline:
+        if not isinstance(error, EngineUnavailableError) or is_too_late():
             raise error
         on_wait(f"the server is not ready: {error.message}", None)
         sleep(min(error.retry_after_s or 1.0, 5.0))

@@ -121,6 +121,8 @@ def _key_bindings() -> KeyBindings:
             buffer.delete_before_cursor(1)
         buffer.insert_text("\n")
 
+    # A terminal that was not raw yet when the key was pressed hands on c-j.
+    @bindings.add("escape", "c-j")
     @bindings.add("escape", "enter")
     def new_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")

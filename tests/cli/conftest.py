@@ -19,9 +19,11 @@ RunCli = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder for compiled modules, as an installed tool has them."""
-    return tmp_path_factory.mktemp("bytecode")
+def bytecode(pytestconfig: pytest.Config) -> Path:
+    """Give a lasting folder for compiled modules, as an installed tool has them."""
+    cache = pytestconfig.cache
+    assert cache is not None
+    return cache.mkdir("bytecode")
 
 
 @pytest.fixture

@@ -162,8 +162,10 @@ def test_waiting_has_an_end(server: ScriptedServer) -> None:
     """A server that never gets ready is an error once the timeout is over."""
     loading = {"error": {"message": "loading", "code": "engine_unavailable"}}
     server.refusals = [(503, {}, loading)] * 1000
+    clock = iter([0.0, 1.0, 4.9, 5.0]).__next__
     with pytest.raises(EngineUnavailableError, match="loading"):
-        connect(server, timeout_s=0.05)
+        connect(server, timeout_s=5.0, clock=clock)
+    assert len(server.refusals) == 997
 
 
 def test_a_server_that_says_nothing_is_given_up(

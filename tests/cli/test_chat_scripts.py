@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -89,3 +91,34 @@ def test_the_environment_names_server_and_key(run_cli: RunCli, server: ScriptedS
     )
     assert (done.returncode, done.stdout) == (0, "Hello from the server.\n")
     assert server.requests[0]["model"] == "scripted-model"
+
+
+def test_the_demo_model_answers(run_cli: RunCli, demo_model_path: Path) -> None:
+    """The real model in this process: the answer on stdout, what was loaded on stderr."""
+    cache = str(demo_model_path.parents[1])
+    question = ["-m", "What is the capital of France?", "--temperature", "0", "--json"]
+    done = run_cli("chat", *question, VLLM_MLX_CACHE_DIR=cache)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert "Paris" in answer["answer"]
+    assert (answer["model"], answer["finish_reason"]) == ("demo", "stop")
+    assert answer["usage"]["prompt_tokens"] > answer["usage"]["completion_tokens"] > 0
+    assert "weights" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_while_loading(cli_env: dict[str, str], demo_model_path: Path) -> None:
+    """Ctrl-C during loading ends at once with its exit code, whatever the engine's thread does."""
+    command = [sys.executable, "-m", "vllm_mlx.cli", "chat", str(demo_model_path), "-m", "Hi"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=cli_env
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "loading weights" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) == 130
+        assert process.stderr.read().splitlines()[-1] == "Error: interrupted"
+        assert process.stdout.read() == ""
