@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import io
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -144,6 +145,9 @@ def chat(ctx: click.Context, /, **values: Any) -> None:
     interactive = (
         not options.parts and not options.as_json and sys.stdin.isatty() and sys.stdout.isatty()
     )
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal or a locale that cannot show a character must not end the answer.
+        sys.stdout.reconfigure(errors="replace")
     # Before loading: a script with an empty question should not wait for a model.
     question = "" if interactive else read_question(options.parts)
     if options.url is not None:
@@ -271,9 +275,11 @@ def _note_writer() -> Callable[[str], None]:
     """Return what writes remarks on stderr, dim in a terminal."""
     from rich.console import Console
 
+    from vllm_mlx.cli.errors import printable
+
     console = Console(stderr=True)
 
     def note(text: str) -> None:
-        console.print(text, style="dim", markup=False, highlight=False)
+        console.print(printable(text), style="dim", markup=False, highlight=False, soft_wrap=True)
 
     return note

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Self
 
 import click
 
+from vllm_mlx.cli.errors import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -40,6 +42,7 @@ class LoadingProgress:
 
     def __call__(self, stage: str, fraction: float | None) -> None:
         """Show that loading is at `fraction` (0 to 1, None if unknown) of `stage`."""
+        stage = printable(stage)
         if self._progress is None:
             if stage != self._stage:
                 click.echo(f"{stage} ...", err=True)

@@ -77,6 +77,13 @@ def test_questions_that_cannot_be_asked(
     assert server.requests == []
 
 
+def test_a_character_that_stdout_cannot_show(run_cli: RunCli, server: ScriptedServer) -> None:
+    """An answer beyond stdout's encoding is shown with a substitute, not ended."""
+    server.words = ["a☂b"]
+    done = run_cli("chat", "--url", server.url, "-m", "Hi", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout) == (0, "a?b\n")
+
+
 def test_the_environment_names_server_and_key(run_cli: RunCli, server: ScriptedServer) -> None:
     """VLLM_MLX_URL and VLLM_MLX_API_KEY stand for the options; loading variables do not matter."""
     server.api_key = "secret"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from support.tiny_folder import write_tiny_folder
 
@@ -67,8 +68,7 @@ class Terminal:
     def program_pid(self) -> int:
         """Return the process id of the chat."""
         shell = int(self._tmux("display-message", "-p", "#{pane_pid}"))
-        children = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()
-        return int(children[0])
+        return psutil.Process(shell).children()[0].pid
 
     def close(self) -> None:
         """End the terminal and what runs in it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -114,6 +115,29 @@ def test_a_missing_model_exits_3(run_cli: RunCli) -> None:
         done = run_cli(*command)
         assert (done.returncode, done.stdout) == (3, "")
         assert done.stderr.splitlines()[-1] == "Error: no model folder nowhere: check the path"
+
+
+def test_without_a_backend_exits_3(cli_env: dict[str, str], demo_model_path: Path) -> None:
+    """Where MLX cannot be imported, the last line says what to install."""
+    program = (
+        "import sys; sys.modules['mlx.core'] = None; from vllm_mlx.cli.main import main;"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "chat", str(demo_model_path), "-m", "x"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=cli_env, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("Error: MLX is installed but cannot be imported")
+    assert "pip install" in last
+
+
+def test_a_model_that_does_not_fit_exits_3(run_cli: RunCli, demo_model_path: Path) -> None:
+    """Too little memory is found before anything is loaded or listened to."""
+    done = run_cli("serve", str(demo_model_path), "--port", "0", "--kv-memory-mb", "99999999")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.splitlines()[-1].startswith("Error: a KV budget of 95.4 TiB does not fit")
 
 
 def test_a_defect_exits_70_and_shows_its_traceback_only_if_asked(cli_env: dict[str, str]) -> None:
