@@ -9,9 +9,9 @@ from vllm_mlx.engine.core.prefixes import NoPrefixes, Prefixes
 from vllm_mlx.engine.core.sequence import Sequence, SequenceStatus
 from vllm_mlx.engine.kv.layout import KVSpace
 
-#: Most prompts that share one step's prefill budget: each is a forward of its own.
-MAX_PREFILLING = 4
-#: Smallest share worth a forward of its own.
+#: Most rows that prefill at once: each has caches of its own.
+MAX_PREFILLING = 16
+#: Smallest share of a step's prefill budget that a longer prompt is given: each is a forward.
 MIN_SHARE_TOKENS = 128
 
 
@@ -154,7 +154,7 @@ class Scheduler:
                 or len(self._running) + len(self._prefilling) >= self._max_num_seqs
             ):
                 break
-            if self._prefixes.must_wait(sequence):
+            if not sequence.wants_prompt_logprobs and self._prefixes.must_wait(sequence):
                 continue
             num_tokens = sequence.num_tokens + min(
                 self._headroom, sequence.max_new_tokens - len(sequence.output)
@@ -167,7 +167,8 @@ class Scheduler:
         self._waiting.remove(sequence)
         self._kv.start(sequence.id, num_tokens)
         sequence.status = SequenceStatus.PREFILLING
-        sequence.num_computed = self._prefixes.restore(sequence)
+        if not sequence.wants_prompt_logprobs:
+            sequence.num_computed = self._prefixes.restore(sequence)
         if sequence.num_preemptions == 0:
             sequence.num_cached = sequence.num_computed
         insort(self._prefilling, sequence, key=_order)
@@ -177,8 +178,14 @@ class Scheduler:
         needs = [(s, s.prefill_target - s.num_computed) for s in self._prefilling]
         needs = [(s, need) for s, need in needs if need > 0]
         budget = self._prefill_budget
-        num_shares = max(1, min(len(needs), budget // MIN_SHARE_TOKENS))
-        chosen = sorted(needs[:num_shares], key=lambda item: item[1])
+        chosen: list[tuple[Sequence, int]] = []
+        least = 0
+        for sequence, need in needs:
+            least += min(need, MIN_SHARE_TOKENS)
+            if chosen and least > budget:
+                break
+            chosen.append((sequence, need))
+        chosen.sort(key=lambda item: item[1])
         sizes: dict[str, int] = {}
         for taken, (sequence, need) in enumerate(chosen):
             size = min(need, budget // (len(chosen) - taken))

@@ -88,6 +88,17 @@ def test_a_short_prompt_behind_a_long_one_starts_at_once() -> None:
     assert chunks(scheduler.schedule()) == {"short": 100, "long": 412}
 
 
+def test_a_burst_of_short_prompts_is_prefilled_in_as_few_steps_as_the_budget_allows() -> None:
+    """Twelve prompts of forty tokens fit one step's budget, so they do not wait for each other."""
+    scheduler = make_scheduler(max_num_seqs=32, budget=512)
+    for number in range(16):
+        scheduler.add(make_sequence(str(number), 41, arrival=number))
+    first = scheduler.schedule()
+    assert (len(first.prefill), sum(chunks(first).values())) == (12, 480)
+    compute(first)
+    assert set(chunks(scheduler.schedule()).values()) == {40}
+
+
 def test_a_small_budget_goes_to_the_oldest_prompt() -> None:
     """Shares too small for a forward of their own are not made."""
     scheduler = make_scheduler(budget=7)
