@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -168,7 +169,7 @@ def test_an_interrupt_is_never_raised_in_a_step(engine: FakeEngine, backend: Eng
 
     engine.before_step = wait
     deltas = backend.answer(QUESTION, ChatSampling(max_tokens=10**9))
-    interrupt = threading.Thread(target=lambda: in_step.wait(5) and _interrupt_main())
+    interrupt = threading.Thread(target=_interrupt_main_after, args=(in_step,))
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
         next(deltas)
@@ -178,9 +179,8 @@ def test_an_interrupt_is_never_raised_in_a_step(engine: FakeEngine, backend: Eng
     assert [d.text for d in backend.answer(QUESTION, ChatSampling(max_tokens=1))] == ["w0 "]
 
 
-def _interrupt_main() -> None:
-    import signal
-
+def _interrupt_main_after(event: threading.Event) -> None:
+    assert event.wait(5)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 

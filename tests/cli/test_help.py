@@ -45,7 +45,7 @@ sys.exit(code)
 def test_a_page_is_fast_and_light(args: list[str], cli_env: dict[str, str]) -> None:
     """A page imports nothing heavy and takes at most a quarter of a second."""
     command = [sys.executable, "-c", PROBE, json.dumps(HEAVY), *args]
-    times = []
+    times: list[float] = []
     # The first run compiles the modules, and other work on the machine may slow any one of them.
     while not times or (min(times) > LIMIT_S and len(times) < 4):
         before = _processor_s()
