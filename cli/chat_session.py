@@ -184,7 +184,8 @@ class SessionStats:
             yield "No answer yet."
             return
         yield f"Last answer: {_describe(self.answers[-1:])}"
-        yield f"Session: {len(self.answers)} answers, {_describe(self.answers)}"
+        count = "1 answer" if len(self.answers) == 1 else f"{len(self.answers)} answers"
+        yield f"Session: {count}, {_describe(self.answers)}"
 
 
 def _describe(answers: list[AnswerRecord]) -> str:

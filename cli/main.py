@@ -23,6 +23,7 @@ PROGRAM = "vllm-mlx"
 COMMANDS = {
     "serve": "vllm_mlx.cli.serve:serve",
     "chat": "vllm_mlx.cli.chat:chat",
+    "bench-serve": "vllm_mlx.cli.bench_serve:bench_serve",
     "completion": "vllm_mlx.cli.completion:completion",
 }
 

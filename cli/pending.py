@@ -14,7 +14,6 @@ PENDING_COMMANDS: dict[str, str] = {
     "transcribe": "Turn audio files into text.",
     "warm": "Compute prefixes once and store them on disk.",
     "cache": "Inspect, prune and verify the stored prefixes.",
-    "bench-serve": "Load a server and measure it.",
 }
 
 #: Flags of `serve` that take no value.
