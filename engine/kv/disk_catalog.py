@@ -7,8 +7,9 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from vllm_mlx.engine.errors import CacheDamagedError, CacheError, CacheVersionError
 from vllm_mlx.engine.kv.disk_faults import FaultCounter, reason_of
@@ -22,6 +23,8 @@ from vllm_mlx.engine.kv.disk_index import (
     remove_index,
     reopen_index,
 )
+
+Found = TypeVar("Found")
 
 _RESCAN_INTERVAL_S = 600.0
 _MAX_PENDING_USES = 4096
@@ -40,7 +43,7 @@ class DiskCatalog:
         self.faults = faults
         #: The folder cannot be written; the index is in memory.
         self.is_read_only = False
-        self._is_closed = False
+        self.is_closed = False
         #: Held by whatever changes the index, so that it is not replaced meanwhile.
         self._lock = threading.RLock()
         self._writer: DiskIndex | None = None
@@ -71,32 +74,20 @@ class DiskCatalog:
         """Save uses and close the index; nothing is found or opened again afterwards."""
         self.maintain()
         with self._lock:
-            self._is_closed = True
+            self.is_closed = True
             self._detach()
+
+    def count_prefix(self, hashes: Sequence[bytes]) -> int:
+        """Return how many blocks of a chain are stored, from its first on."""
+        return self._looked_up(lambda index: index.count_prefix(hashes), 0)
 
     def places(self, hashes: Sequence[bytes]) -> list[list[BlockPlace]]:
         """Return where each block of a chain is, up to the first that is nowhere."""
-        reader = self._reader
-        if reader is None or not self._is_current():
-            return []
-        try:
-            return reader.places(hashes)
-        except sqlite3.Error as error:
-            # It may just have been closed because the index is made anew.
-            if reader is self._reader:
-                self.note(error)
-            return []
+        return self._looked_up(lambda index: index.places(hashes), [])
 
     def totals(self) -> tuple[int, int]:
         """Return how many runs there are, and their bytes."""
-        reader = self._reader
-        if reader is None or not self._is_current():
-            return 0, 0
-        try:
-            return reader.totals()
-        except sqlite3.Error as error:
-            self.note(error)
-            return 0, 0
+        return self._looked_up(DiskIndex.totals, (0, 0))
 
     @contextmanager
     def changing(self) -> Iterator[DiskIndex]:
@@ -128,7 +119,7 @@ class DiskCatalog:
 
     def maintain(self) -> None:
         """Save uses, and follow now and then what others did to the folder."""
-        if not self.folder.runs.is_dir():
+        if self.is_closed or not self.folder.runs.is_dir():
             return
         if not self._is_current() or time.monotonic() - self._rescanned_at > _RESCAN_INTERVAL_S:
             self.rescan()
@@ -169,6 +160,18 @@ class DiskCatalog:
             is_moved = True
         self.forget(name, if_gone=is_moved)
 
+    def _looked_up(self, look_up: Callable[[DiskIndex], Found], nothing: Found) -> Found:
+        reader = self._reader
+        if reader is None or not self._is_current():
+            return nothing
+        try:
+            return look_up(reader)
+        except sqlite3.Error as error:
+            # It may just have been closed because the index is made anew.
+            if reader is self._reader:
+                self.note(error)
+            return nothing
+
     def _current(self) -> DiskIndex:
         """Return the index for changes, in step with the files if it had to be opened."""
         if self._writer is not None and self._is_current():
@@ -180,7 +183,7 @@ class DiskCatalog:
     def _attached(self) -> DiskIndex:
         if self._writer is not None and self._is_current():
             return self._writer
-        if self._is_closed:
+        if self.is_closed:
             raise sqlite3.ProgrammingError("the store is closed")
         self._detach()
         try:

@@ -84,7 +84,9 @@ class StoreFolder:
         for folder in (self.runs, self.quarantine):
             folder.mkdir(mode=0o700, exist_ok=True)
         if is_new:
-            (self.path / "CACHEDIR.TAG").write_text(_CACHEDIR_TAG)
+            tag = self.path / "CACHEDIR.TAG"
+            tag.touch(mode=0o600)
+            tag.write_text(_CACHEDIR_TAG)
 
     def require(self) -> None:
         """Raise CacheError unless a store is here."""

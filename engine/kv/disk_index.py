@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ _IS_LEAF = """NOT EXISTS (
     SELECT 1 FROM blocks JOIN runs AS child ON child.parent = blocks.hash
     WHERE blocks.run = runs.id AND child.id != runs.id)"""
 
-#: Sizes of successive look-ups along a chain: most end at once or go on for long.
+#: Blocks that are looked up together, at first and at most.
 _FIRST_LOOKUP = 8
 _MAX_LOOKUP = 512
 
@@ -99,20 +100,30 @@ class DiskIndex:
     def places(self, hashes: Sequence[bytes]) -> list[list[BlockPlace]]:
         """Return where each block of a chain is, up to the first that is nowhere."""
         found: list[list[BlockPlace]] = []
-        size = _FIRST_LOOKUP
-        while len(found) < len(hashes):
-            asked = hashes[len(found) : len(found) + size]
+        for asked in _portions(hashes):
             known = self._look_up(asked)
             for block_hash in asked:
                 if block_hash not in known:
                     return found
                 found.append(known[block_hash])
-            size = min(4 * size, _MAX_LOOKUP)
         return found
+
+    def count_prefix(self, hashes: Sequence[bytes]) -> int:
+        """Return how many blocks of a chain are stored, from its first on."""
+        count = 0
+        for asked in _portions(hashes):
+            marks = ",".join("?" * len(asked))
+            rows = self._rows(f"SELECT hash FROM blocks WHERE hash IN ({marks})", asked)
+            known = {row[0] for row in rows}
+            for block_hash in asked:
+                if block_hash not in known:
+                    return count
+                count += 1
+        return count
 
     def has_block(self, block_hash: bytes) -> bool:
         """Tell whether any run holds a block."""
-        return bool(self._look_up([block_hash]))
+        return self.count_prefix([block_hash]) == 1
 
     def add(self, file: RunFile, header: RunHeader | StoredRun | None) -> int | None:
         """Add a run and return its id, or None if it is known already.
@@ -198,7 +209,7 @@ class DiskIndex:
         )
         found: dict[bytes, list[BlockPlace]] = {}
         for block_hash, name, position, kinds in self._rows(query, hashes):
-            place = BlockPlace(name, position, frozenset(kinds.split(",") if kinds else ()))
+            place = BlockPlace(name, position, _parse_kinds(kinds))
             found.setdefault(block_hash, []).append(place)
         return found
 
@@ -209,6 +220,19 @@ class DiskIndex:
     def _rows(self, query: str, values: Sequence[_Value] = ()) -> list[tuple[Any, ...]]:
         with self._lock:
             return self._connection.execute(query, values).fetchall()
+
+
+def _portions(hashes: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Cut a chain into portions to look up: most chains end at once or go on for long."""
+    start, size = 0, _FIRST_LOOKUP
+    while start < len(hashes):
+        yield hashes[start : start + size]
+        start, size = start + size, min(4 * size, _MAX_LOOKUP)
+
+
+@lru_cache(maxsize=64)
+def _parse_kinds(kinds: str) -> frozenset[str]:
+    return frozenset(kinds.split(",") if kinds else ())
 
 
 def open_index(path: Path) -> DiskIndex:

@@ -84,7 +84,7 @@ class DiskTier:
 
     def find(self, hashes: Sequence[bytes]) -> int:
         """Return how many blocks of a chain are stored, from its first on; reads the index only."""
-        return len(self._catalog.places(hashes))
+        return self._catalog.count_prefix(hashes)
 
     def kinds(self, hashes: Sequence[bytes]) -> list[frozenset[str]]:
         """Return what kinds of tensors each block of the longest stored prefix of a chain has."""
@@ -126,6 +126,8 @@ class DiskTier:
         A run whose blocks are stored already, with all these kinds of tensors, is only touched.
         One whose parent is not stored is refused: it would never be found.
         """
+        if self._catalog.is_closed:
+            return False
         try:
             return self._write(run)
         except (OSError, sqlite3.Error) as error:
@@ -146,7 +148,7 @@ class DiskTier:
 
     def evict_to_cap(self) -> None:
         """Evict what was not used for longest until the runs fit under the cap."""
-        if self._catalog.is_read_only:
+        if self._catalog.is_closed or self._catalog.is_read_only:
             return
         try:
             with self._catalog.changing() as index:

@@ -1,0 +1,171 @@
+"""Write runs behind the step loop and read them beside it, so that it never waits for a disk."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import msgspec
+
+from vllm_mlx.engine.kv.disk_format import StoredRun
+from vllm_mlx.engine.kv.disk_tier import DiskTier
+
+DEFAULT_QUEUE_BYTES = 1 << 30
+
+#: How often uses are saved and the folder is looked at while nothing is written.
+_MAINTENANCE_INTERVAL_S = 5.0
+#: How long `close` waits for the run that is being written.
+_LAST_WRITE_S = 1.0
+
+_LOG = logging.getLogger(__name__)
+
+
+class WriterStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Count what waits to be written and what was dropped instead."""
+
+    num_queued: int = 0
+    queued_bytes: int = 0
+    num_dropped: int = 0
+    dropped_bytes: int = 0
+
+
+class DiskWriter:
+    """Own a thread that writes submitted runs in order, and the queue before it.
+
+    A full queue drops what is submitted, and counts it, rather than let the step loop wait: a
+    prefix that was not stored costs a later request time, and a stopped loop costs it to all. Runs
+    that continue a dropped one are refused by the tier. `start` before use, `close` after.
+    """
+
+    def __init__(self, tier: DiskTier, max_queued_bytes: int = DEFAULT_QUEUE_BYTES) -> None:
+        self._tier = tier
+        self._max_queued_bytes = max_queued_bytes
+        self._queue: deque[StoredRun] = deque()
+        #: What waits and what is being written.
+        self._num_bytes = 0
+        self._num_pending = 0
+        self._dropped = (0, 0)
+        self._is_closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="prefix-writer", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, run: StoredRun, *, timeout_s: float = 0.0) -> bool:
+        """Queue a run; return False if it was dropped.
+
+        Waits at most `timeout_s` for room. The bytes of its tensors must not change afterwards. A
+        run that alone is larger than the queue is taken when nothing else waits.
+        """
+        num_bytes = run.num_bytes
+        with self._changed:
+            has_room = self._changed.wait_for(
+                lambda: self._is_closing or self._fits(num_bytes), timeout_s
+            )
+            if has_room and not self._is_closing:
+                self._queue.append(run)
+                self._num_bytes += num_bytes
+                self._num_pending += 1
+                self._changed.notify_all()
+                return True
+        self._drop([num_bytes])
+        return False
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was submitted is written; return whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._num_pending, timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """Write what waits, for at most `timeout_s`, and end the thread; return whether all is.
+
+        What is left is dropped and counted; a disk that hangs keeps the thread, and nobody else.
+        The tier stays open.
+        """
+        is_written = self.flush(timeout_s)
+        with self._changed:
+            self._is_closing = True
+            left = [run.num_bytes for run in self._queue]
+            self._queue.clear()
+            self._num_pending -= len(left)
+            self._num_bytes -= sum(left)
+            self._changed.notify_all()
+        if left:
+            self._drop(left)
+        if self._thread.is_alive():
+            self._thread.join(max(timeout_s, _LAST_WRITE_S))
+        return is_written
+
+    def stats(self) -> WriterStats:
+        """Return the counters."""
+        with self._changed:
+            return WriterStats(
+                num_queued=self._num_pending,
+                queued_bytes=self._num_bytes,
+                num_dropped=self._dropped[0],
+                dropped_bytes=self._dropped[1],
+            )
+
+    def _fits(self, num_bytes: int) -> bool:
+        return not self._num_pending or self._num_bytes + num_bytes <= self._max_queued_bytes
+
+    def _drop(self, sizes: Sequence[int]) -> None:
+        with self._changed:
+            self._dropped = (self._dropped[0] + len(sizes), self._dropped[1] + sum(sizes))
+        for size in sizes:
+            self._tier.faults.count("queue_full", f"a run of {size} bytes was not stored")
+
+    def _work(self) -> None:
+        maintained_at = time.monotonic()
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._queue or self._is_closing, _MAINTENANCE_INTERVAL_S
+                )
+                run = self._queue.popleft() if self._queue else None
+                if run is None and self._is_closing:
+                    return
+            try:
+                if run is not None:
+                    self._tier.write(run)
+                if time.monotonic() - maintained_at >= _MAINTENANCE_INTERVAL_S:
+                    self._tier.maintain()
+                    maintained_at = time.monotonic()
+            except Exception as error:  # noqa: BLE001
+                # The tier lets no fault of the disk out, so this is a defect of ours; it costs the
+                # run and must not cost all later ones.
+                _LOG.exception("the prefix store failed to write")
+                self._tier.faults.count("invalid", error)
+            finally:
+                if run is not None:
+                    with self._changed:
+                        self._num_pending -= 1
+                        self._num_bytes -= run.num_bytes
+                        self._changed.notify_all()
+
+
+class DiskReader:
+    """Own threads that read runs, and hand them over as futures; `close` after use."""
+
+    def __init__(self, tier: DiskTier, num_threads: int = 2) -> None:
+        self._tier = tier
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="prefix-reader")
+
+    def submit(
+        self, hashes: Sequence[bytes], wanted: Sequence[frozenset[str]] | None = None
+    ) -> Future[list[StoredRun]]:
+        """Read a chain as `DiskTier.read` does; the future fails only by a defect.
+
+        Nothing is read of one that is cancelled before its turn comes.
+        """
+        return self._pool.submit(self._tier.read, tuple(hashes), wanted)
+
+    def close(self) -> None:
+        """Cancel what has not begun and wait for what has."""
+        self._pool.shutdown(cancel_futures=True)
