@@ -26,6 +26,7 @@ USES_MLX = [
     "engine/engine.py",
     "engine/benchmark/*",
     "engine/kv/block_codec.py",
+    "engine/kv/block_transfer.py",
     "engine/kv/slot_layers.py",
     "engine/kv/slots.py",
     "engine/kv/step_view.py",
