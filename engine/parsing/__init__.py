@@ -1,0 +1,23 @@
+from vllm_mlx.engine.parsing.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from vllm_mlx.engine.parsing.registry import REASONING_PARSERS, TOOL_PARSERS, make_parser
+from vllm_mlx.engine.parsing.stream import StreamParser
+
+__all__ = [
+    "REASONING_PARSERS",
+    "TOOL_PARSERS",
+    "ContentDelta",
+    "Event",
+    "ReasoningDelta",
+    "StreamParser",
+    "ToolArgumentsDelta",
+    "ToolCallEnd",
+    "ToolCallStart",
+    "make_parser",
+]

@@ -1,0 +1,109 @@
+"""Write grammars, in llguidance's dialect of Lark, that force calls in a given format."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: Name of an argument that a tool takes without having declared it.
+FREE_KEY = "/[A-Za-z_][A-Za-z0-9_]*/"
+
+
+def function_of(tool: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name and the schema of the arguments of an OpenAI tool object."""
+    function = tool.get("function", tool)
+    parameters = function.get("parameters") or {}
+    return str(function["name"]), {"type": "object", "properties": {}, **parameters}
+
+
+def has_free_keys(schema: Mapping[str, Any]) -> bool:
+    """Say whether a tool declares none of its arguments, yet takes some."""
+    return not schema["properties"] and schema.get("additionalProperties", False) is not False
+
+
+def member_schemas(schema: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], bool]]:
+    """Return name, schema and necessity of each declared argument.
+
+    A schema takes the definitions along that it may refer to.
+    """
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    required = schema.get("required") or ()
+    return [
+        (key, {**(value if isinstance(value, Mapping) else {}), **definitions}, key in required)
+        for key, value in schema["properties"].items()
+    ]
+
+
+class Grammar:
+    """Collect the rules of one grammar.
+
+    `special_tokens` gives the ids of markers that are special tokens: no text matches those, so
+    that each is written as its id wherever it stands in a literal.
+    """
+
+    def __init__(self, special_tokens: Mapping[str, int] | None = None) -> None:
+        self._special = dict(special_tokens or {})
+        markers = sorted(self._special, key=len, reverse=True)
+        self._markers = re.compile(f"({'|'.join(map(re.escape, markers)) or '(?!)'})")
+        self._rules: list[str] = []
+        self._num_names = 0
+
+    def text(self, literal: str) -> str:
+        """Return an expression for exactly this text."""
+        pieces = [
+            f"<[{self._special[piece]}]>" if piece in self._special else quoted(piece)
+            for piece in self._markers.split(literal)
+            if piece
+        ]
+        return " ".join(pieces) or '""'
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """Return an expression for JSON that follows `schema`."""
+        return self.rule("json", f"%json {json.dumps(schema, ensure_ascii=False)}")
+
+    def rule(self, name: str, expression: str, attributes: str = "") -> str:
+        """Add a rule and return its own name."""
+        unique = self.reserve(name)
+        self.define(unique + attributes, expression)
+        return unique
+
+    def reserve(self, name: str) -> str:
+        """Return a name for a rule that is defined later, perhaps by itself."""
+        self._num_names += 1
+        return f"{name}_{self._num_names}"
+
+    def define(self, name: str, expression: str) -> None:
+        """Define a rule whose name was reserved."""
+        self._rules.append(f"{name}: {expression}")
+
+    def text_up_to(self, closing: str) -> str:
+        """Return an expression for any text and the first `closing` behind it."""
+        if self._markers.search(closing):
+            return f"{self.rule('text', '/(?s:.*)/')} {self.text(closing)}"
+        return self.rule("text", "/(?s:.*)/", f"[suffix={quoted(closing)}]")
+
+    def ordered(self, parts: Sequence[tuple[str, bool]], separator: str = '""') -> str:
+        """Return an expression for `parts` in their order, of which only some are necessary."""
+        behind, first = '""', '""'
+        for expression, is_required in reversed(parts):
+            options = [f"{expression} {behind}"] + ([] if is_required else [first])
+            first = self.rule("arguments", " | ".join(options))
+            options = [f"{separator} {expression} {behind}"] + ([] if is_required else [behind])
+            behind = self.rule("more", " | ".join(options))
+        return first
+
+    def build(self, start: str) -> str:
+        """Return the grammar's text; `start` is its root expression."""
+        return "\n".join(["%llguidance {}", f"start: {start}", *self._rules, ""])
+
+
+def quoted(text: str) -> str:
+    """Return `text` as a string of the grammar's language."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def any_of(options: Sequence[str]) -> str:
+    """Return an expression for one of several."""
+    return options[0] if len(options) == 1 else f"({' | '.join(options)})"

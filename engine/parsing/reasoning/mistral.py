@@ -1,0 +1,17 @@
+"""Mistral: reasoning between `[THINK]` and `[/THINK]`."""
+
+from __future__ import annotations
+
+from vllm_mlx.engine.parsing.reasoning_format import ReasoningFormat
+
+
+class Mistral(ReasoningFormat):
+    """Read `[THINK]` blocks."""
+
+    openers = ("[THINK]",)
+    closers = ("[/THINK]",)
+    template_signs = ("[THINK]",)
+
+    def render(self, reasoning: str) -> str:
+        """Return the text of a block."""
+        return f"[THINK]{reasoning}[/THINK]"

@@ -1,0 +1,113 @@
+"""Read the value of an argument that stands between tags, as JSON that follows its schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from vllm_mlx.engine.parsing.json_value import ValueScanner, text_to_json
+from vllm_mlx.engine.parsing.literals import escape
+from vllm_mlx.engine.parsing.markers import marker_set
+from vllm_mlx.engine.parsing.reader import WHITE_SPACE, MismatchError, Reader, Steps
+from vllm_mlx.engine.parsing.schema import SchemaNode
+
+Emit = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueEnd:
+    """Say what ends a value: one of `closers`, with one of `followers` behind white space.
+
+    Values are not escaped in these formats, so a closer alone may be part of one; with what must
+    follow it hardly ever is.
+    """
+
+    closers: tuple[str, ...]
+    followers: tuple[str, ...]
+
+
+def read_value(
+    reader: Reader, emit: Emit, node: SchemaNode, end: ValueEnd, *, is_text: bool | None = None
+) -> Steps[None]:
+    """Read a value up to its end and emit it as JSON.
+
+    A string is emitted as it comes, and so is an object or an array. Where the schema leaves open
+    whether the value is a string, `is_text` says so; if that is None, the value decides when it
+    is whole.
+    """
+    types = node.types
+    if types is None and is_text is not None:
+        types = frozenset(["string"]) if is_text else None
+    if types is not None and not types - {"string"}:
+        emit('"')
+        yield from _text(reader, lambda text: emit(escape(text)), end)
+        emit('"')
+        return
+    if types is not None and not types - {"object", "array", "null"}:
+        while (yield from reader.peek()) in WHITE_SPACE:
+            reader.pos += 1
+        if (yield from reader.peek()) in "{[":
+            yield from _structure(reader, emit, node, end)
+            return
+    parts: list[str] = []
+    yield from _text(reader, parts.append, end)
+    emit(text_to_json("".join(parts), types))
+
+
+def _structure(reader: Reader, emit: Emit, node: SchemaNode, end: ValueEnd) -> Steps[None]:
+    """Read an object or an array as it comes."""
+    inner = Reader()
+    steps: Generator[None, None, None] = _whole_value(inner, emit, node)
+    next(steps)
+
+    def push(text: str) -> None:
+        inner.append(text)
+        next(steps, None)
+
+    yield from _text(reader, push, end)
+    inner.closed = True
+    next(steps, None)
+
+
+def _whole_value(inner: Reader, emit: Emit, node: SchemaNode) -> Steps[None]:
+    yield
+    yield from ValueScanner(inner, emit).value(node)
+    yield from inner.space()
+    if inner.pos < len(inner.text):
+        raise MismatchError
+
+
+def _text(reader: Reader, emit: Emit, end: ValueEnd) -> Steps[None]:
+    """Hand on the text before the end of the value and use up the closer."""
+    markers = marker_set(*end.closers)
+    while True:
+        index, closer = markers.find(reader.text, reader.pos, closed=False)
+        if index > reader.pos:
+            emit(reader.text[reader.pos : index])
+            reader.pos = index
+        if closer is None:
+            yield from reader.more()
+        elif (yield from _is_end(reader, len(closer), end.followers)):
+            reader.pos += len(closer)
+            return
+        else:
+            emit(closer)
+            reader.pos += len(closer)
+
+
+def _is_end(reader: Reader, size: int, followers: tuple[str, ...]) -> Steps[bool]:
+    """Say whether one of `followers` stands behind the next `size` characters."""
+    longest = max(map(len, followers))
+    while True:
+        while (
+            reader.pos + size < len(reader.text) and reader.text[reader.pos + size] in WHITE_SPACE
+        ):
+            size += 1
+        ahead = reader.text[reader.pos + size : reader.pos + size + longest]
+        if any(ahead.startswith(follower) for follower in followers):
+            return True
+        if not any(follower.startswith(ahead) for follower in followers):
+            return False
+        if reader.closed:
+            return True
+        yield
