@@ -1,0 +1,165 @@
+"""Prompts of exactly so many tokens, by the server's own count."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vllm_mlx.bench.prompt import Prompt
+from vllm_mlx.bench.token_counting import TokenCounter
+from vllm_mlx.bench.vocabulary import BODY_WORDS, NUM_MARK_WORDS, body_words
+from vllm_mlx.engine.errors import UsageError
+
+#: Words of the first two guesses, from which the rest is estimated.
+_FIRST_GUESSES = (8, 72)
+#: Corrections of the number of words, then words tried in the last place.
+_MAX_CORRECTIONS = 12
+_MAX_LAST_WORDS = 12
+
+
+@dataclasses.dataclass
+class _Fit:
+    """Hold what the prompts so far taught: words beside the beginning, and tokens a word."""
+
+    num_words: int
+    tokens_per_word: float
+
+
+class PromptBuilder:
+    """Build prompts of random words, each of exactly `num_tokens` tokens, template included.
+
+    The words come from `rng`, and each prompt starts with the next of `beginnings`. With `shared`
+    all have a system message of that text: before the beginning if `is_shared_first`, else after
+    it, so that even the first tokens differ.
+    """
+
+    def __init__(
+        self,
+        counter: TokenCounter,
+        num_tokens: int,
+        beginnings: Iterator[str],
+        rng: random.Random,
+        *,
+        shared: str | None = None,
+        is_shared_first: bool = True,
+    ) -> None:
+        self._counter = counter
+        self._num_tokens = num_tokens
+        self._beginnings = beginnings
+        self._rng = rng
+        self._shared = shared
+        self._is_shared_first = is_shared_first
+        self._fit: _Fit | None = None
+
+    async def build(self, prompt_id: str) -> Prompt:
+        """Return the next prompt; raises `UsageError` when no prompt is that short."""
+        beginning = next(self._beginnings)
+        words = body_words(self._rng)
+        # Enough for any tokenizer: a word is at least one token.
+        text = [next(words) for _ in range(self._num_tokens)]
+        if self._fit is None:
+            self._fit = await self._first_fit(beginning, text)
+        elif not self._counter.is_cheap:
+            return self._prompt(prompt_id, beginning, text[: self._fit.num_words])
+        found = await self._corrected(beginning, text, self._fit)
+        return self._prompt(prompt_id, beginning, found)
+
+    async def _first_fit(self, beginning: str, text: list[str]) -> _Fit:
+        fewest, more = _FIRST_GUESSES
+        low = await self._count(beginning, text[:fewest])
+        if low > self._num_tokens:
+            shortest = low - fewest
+            if shortest > self._num_tokens:
+                raise UsageError(
+                    f"no prompt has {self._num_tokens} tokens here: template, beginning and "
+                    f"shared prefix alone take about {shortest}"
+                )
+            return _Fit(max(0, fewest - (low - self._num_tokens)), 1.0)
+        if len(text) < more:
+            return _Fit(fewest + self._num_tokens - low, 1.0)
+        high = await self._count(beginning, text[:more])
+        tokens_per_word = max((high - low) / (more - fewest), 1.0)
+        return _Fit(fewest + round((self._num_tokens - low) / tokens_per_word), tokens_per_word)
+
+    async def _corrected(self, beginning: str, text: list[str], fit: _Fit) -> list[str]:
+        """Return words that make the count exact, or as near below as can be found."""
+        below: list[str] = []
+        num_words = min(max(0, fit.num_words), len(text))
+        tried = set()
+        for _ in range(_MAX_CORRECTIONS):
+            tried.add(num_words)
+            words = text[:num_words]
+            missing = self._num_tokens - await self._count(beginning, words)
+            if missing == 0:
+                fit.num_words = num_words
+                return words
+            if missing > 0 and len(words) >= len(below):
+                below = words
+            step = round(missing / fit.tokens_per_word) or (1 if missing > 0 else -1)
+            num_words = min(max(0, num_words + step), len(text))
+            if num_words in tried:
+                break
+        return await self._with_other_last_words(beginning, below)
+
+    async def _with_other_last_words(self, beginning: str, below: list[str]) -> list[str]:
+        """Return `below` with words appended that are worth the missing tokens, if there are."""
+        best = below
+        for word in self._rng.sample(BODY_WORDS, _MAX_LAST_WORDS):
+            words = [*best, word]
+            missing = self._num_tokens - await self._count(beginning, words)
+            if missing == 0:
+                return words
+            if missing > 0:
+                best = words
+        return best
+
+    async def _count(self, beginning: str, words: list[str]) -> int:
+        prompt = self._prompt("", beginning, words)
+        start = beginning
+        if self._shared is not None and self._is_shared_first:
+            start = " ".join(self._shared.split()[:NUM_MARK_WORDS])
+        return await self._counter.count(prompt.messages, start)
+
+    def _prompt(self, prompt_id: str, beginning: str, words: list[str]) -> Prompt:
+        body = " ".join(words)
+        messages: list[Mapping[str, Any]]
+        if self._shared is None:
+            messages = [{"role": "user", "content": f"{beginning} {body}".strip()}]
+        elif self._is_shared_first:
+            messages = [
+                {"role": "system", "content": self._shared},
+                {"role": "user", "content": f"{beginning} {body}".strip()},
+            ]
+        else:
+            messages = [
+                {"role": "system", "content": f"{beginning} {self._shared}"},
+                {"role": "user", "content": body},
+            ]
+        return Prompt(id=prompt_id, messages=tuple(messages))
+
+
+async def shared_text(counter: TokenCounter, num_tokens: int, rng: random.Random) -> str:
+    """Return a text that makes a system message `num_tokens` tokens longer than its first word.
+
+    That word counts as one, so that the text itself has `num_tokens` tokens.
+    """
+    words = body_words(rng)
+    text = [next(words) for _ in range(num_tokens)]
+
+    async def count(num_words: int) -> int:
+        system = " ".join(text[:num_words])
+        messages = [
+            {"role": "system", "content": system},
+            {"role": "user", "content": "Continue."},
+        ]
+        return await counter.count(messages, text[0])
+
+    base = await count(1)
+    num_words, seen = num_tokens, set[int]()
+    while num_words not in seen:
+        seen.add(num_words)
+        missing = num_tokens - 1 - (await count(num_words) - base)
+        num_words = min(max(1, num_words + missing), len(text))
+    return " ".join(text[:num_words])
