@@ -11,19 +11,21 @@ import time
 from collections.abc import Callable, Sequence
 
 from vllm_mlx.engine.config import EngineConfig, ModelInfo
+from vllm_mlx.engine.core.logprobs import Logprobs, TokenLogprob
 from vllm_mlx.engine.core.output_processor import OutputProcessor, TokenDecoder
 from vllm_mlx.engine.core.outputs import ErrorInfo, RowOutput, StepOutputs
 from vllm_mlx.engine.core.prefixes import Prefixes
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.core.request_check import check_request
-from vllm_mlx.engine.core.scheduler import Scheduler, StepPlan
+from vllm_mlx.engine.core.scheduler import PrefillChunk, Scheduler, StepPlan
 from vllm_mlx.engine.core.sequence import Finish
 from vllm_mlx.engine.core.sequence import Sequence as TokenSequence
 from vllm_mlx.engine.core.stats import DeviceMemory, EngineStats
 from vllm_mlx.engine.core.stats_builder import StatsBuilder
-from vllm_mlx.engine.errors import RequestError
+from vllm_mlx.engine.errors import RequestError, RowFailedError
 from vllm_mlx.engine.kv.layout import KVLayout
-from vllm_mlx.engine.run.runner import Runner
+from vllm_mlx.engine.run.runner import DrawnToken, Runner
+from vllm_mlx.engine.run.scoring import not_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +103,8 @@ class Engine:
                 )
             )
             return
+        if sequence.max_new_tokens == 0 and not sequence.wants_prompt_logprobs:
+            sequence.finish = Finish("length")
         self._open[sequence.id] = sequence
         self._outputs.open(sequence)
         self._scheduler.add(sequence)
@@ -154,39 +158,52 @@ class Engine:
         """Drop every stored prefix block that is not in use; return how many."""
         return self._prefixes.clear()
 
-    def _advance(self, tokens: dict[str, int]) -> list[TokenSequence]:
-        """Append the drawn tokens; rows that ended meanwhile drop theirs."""
-        drawn = []
-        for row_id, token in tokens.items():
+    def _advance(
+        self, tokens: dict[str, DrawnToken]
+    ) -> list[tuple[TokenSequence, TokenLogprob | None]]:
+        """Append the drawn tokens; rows that ended meanwhile drop theirs, broken ones end."""
+        advanced = []
+        for row_id, drawn in tokens.items():
             sequence = self._open.get(row_id)
             if sequence is None or sequence.finish is not None:
                 continue
-            sequence.append(token, self._eos)
+            if drawn.is_broken:
+                self._fail(sequence, RowFailedError(not_numbers("row")))
+                continue
+            sequence.append(drawn.token, self._eos)
             self._stats.token(sequence)
             self._prefixes.after_step(sequence)
-            drawn.append(sequence)
-        return drawn
+            advanced.append((sequence, drawn.logprob))
+        return advanced
 
     def _release_finished(self) -> None:
         for sequence in self._scheduler.sequences():
             if sequence.finish is not None:
                 self._scheduler.remove(sequence)
 
-    def _decode_text(self, drawn: Sequence[TokenSequence]) -> None:
-        for sequence in drawn:
+    def _decode_text(self, drawn: Sequence[tuple[TokenSequence, TokenLogprob | None]]) -> None:
+        for sequence, logprob in drawn:
             try:
-                self._outputs.take(sequence)
+                self._outputs.take(sequence, logprob)
             except Exception as error:  # noqa: BLE001 - a row's failure is the row's
                 self._fail(sequence, error)
 
     def _prefill(self, plan: StepPlan) -> None:
         for chunk in plan.prefill:
             try:
-                self._runner.prefill(chunk)
+                scored = self._runner.prefill(chunk)
                 self._stats.prefilled(chunk.stop - chunk.start)
                 self._prefixes.after_chunk(chunk.sequence)
+                if scored is not None:
+                    self._take_prompt_logprobs(chunk, scored)
             except Exception as error:  # noqa: BLE001 - a row's failure is the row's
                 self._fail(chunk.sequence, error)
+
+    def _take_prompt_logprobs(self, chunk: PrefillChunk, scored: Logprobs) -> None:
+        sequence = chunk.sequence
+        self._outputs.add_prompt_logprobs(sequence, chunk.start, scored)
+        if sequence.max_new_tokens == 0 and not sequence.wants_prompt_logprobs:
+            sequence.finish = Finish("length")
 
     def _fail(self, sequence: TokenSequence, error: Exception) -> None:
         logger.error("request %s failed", sequence.id, exc_info=error)

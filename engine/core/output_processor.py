@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from vllm_mlx.engine.core.logprobs import Logprobs, TokenLogprob
 from vllm_mlx.engine.core.outputs import RowOutput, pack_tokens
 from vllm_mlx.engine.core.sequence import Finish, Sequence
 from vllm_mlx.engine.core.stop import StopMatcher
@@ -30,6 +31,17 @@ class _RowText:
     #: Not yet sent.
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    #: Characters that the decoder has given, and of those, how many are text to be sent.
+    num_decoded: int = 0
+    num_released: int = 0
+    #: Of tokens whose text is not all released, with where it ends; their offset is its start.
+    held_logprobs: list[tuple[TokenLogprob, int]] = field(default_factory=list)
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+
+    def release(self, text: str) -> None:
+        """Add text that is safe to send."""
+        self.text += text
+        self.num_released += len(text)
 
 
 class OutputProcessor:
@@ -37,6 +49,14 @@ class OutputProcessor:
 
     A row's own failure (its detokenizer raises) is raised from `take`, for the engine to end that
     row only.
+
+    **Log-probabilities** go with the text of their tokens. A token's text is what the decoder
+    returned for it: nothing for a special token, and nothing for one that only begins a
+    character. Its entry is sent with the output that holds the last character of that text, or
+    as soon as all text before it is sent if it has none. So every generated token has one, the
+    token that ends the sequence included, but for a stop string: of the tokens that the match cut
+    off, those are left out of whose text nothing is sent. The row ends there, and what is sent
+    does not depend on how the outputs were cut.
     """
 
     def __init__(self, make_decoder: Callable[[], TokenDecoder]) -> None:
@@ -49,7 +69,15 @@ class OutputProcessor:
         matcher = StopMatcher(stop) if stop else None
         self._rows[sequence.id] = _RowText(self._make_decoder(), matcher)
 
-    def take(self, sequence: Sequence) -> None:
+    def add_prompt_logprobs(self, sequence: Sequence, start: int, part: Logprobs) -> None:
+        """Take those of the tokens after position `start`; they go out with the first output."""
+        row = self._rows[sequence.id]
+        if start == 0:
+            # A row that was preempted before the last part begins again.
+            row.prompt_logprobs.clear()
+        row.prompt_logprobs.append(part)
+
+    def take(self, sequence: Sequence, logprob: TokenLogprob | None = None) -> None:
         """Take the row's newest token; sets `sequence.finish` where a stop string completes.
 
         A stop string that completes in the very token that ended the row otherwise wins over
@@ -58,16 +86,20 @@ class OutputProcessor:
         row = self._rows[sequence.id]
         token = sequence.output[-1]
         row.token_ids.append(token)
-        if sequence.finish is not None and sequence.finish.reason == "stop":
-            return
-        self._feed(sequence, row, row.decoder.add(token))
+        is_end = sequence.finish is not None and sequence.finish.reason == "stop"
+        text = "" if is_end else row.decoder.add(token)
+        if logprob is not None:
+            row.held_logprobs.append((logprob.at(row.num_decoded), row.num_decoded + len(text)))
+        if not is_end:
+            self._feed(sequence, row, text)
 
     def _feed(self, sequence: Sequence, row: _RowText, text: str) -> None:
+        row.num_decoded += len(text)
         if row.matcher is None or sequence.must_go_on:
-            row.text += text
+            row.release(text)
             return
         match = row.matcher.feed(text)
-        row.text += match.text
+        row.release(match.text)
         if match.stop is not None:
             sequence.finish = Finish("stop", match.stop)
 
@@ -92,19 +124,37 @@ class OutputProcessor:
             return
         self._feed(sequence, row, row.decoder.flush())
         if row.matcher is not None and not self._stopped_by_string(sequence):
-            row.text += row.matcher.flush()
+            row.release(row.matcher.flush())
 
     @staticmethod
     def _stopped_by_string(sequence: Sequence) -> bool:
         return sequence.finish is not None and isinstance(sequence.finish.stop_reason, str)
 
-    @staticmethod
-    def _output(sequence: Sequence, row: _RowText) -> RowOutput:
+    def _released_logprobs(self, sequence: Sequence, row: _RowText) -> Logprobs | None:
+        if not row.held_logprobs:
+            return None
+        is_cut = self._stopped_by_string(sequence)
+        released, held = [], []
+        for entry, end in row.held_logprobs:
+            if end <= row.num_released or (is_cut and entry.offset < row.num_released):
+                released.append(entry)
+            else:
+                held.append((entry, end))
+        row.held_logprobs = held
+        return Logprobs.pack(released) if released else None
+
+    def _output(self, sequence: Sequence, row: _RowText) -> RowOutput:
         finish = sequence.finish
+        prompt_logprobs = None
+        if not sequence.wants_prompt_logprobs:
+            prompt_logprobs = Logprobs.joined(row.prompt_logprobs)
+            row.prompt_logprobs = []
         output = RowOutput(
             request_id=sequence.id,
             text=row.text,
             token_ids=pack_tokens(row.token_ids),
+            logprobs=self._released_logprobs(sequence, row),
+            prompt_logprobs=prompt_logprobs,
             finish_reason=finish.reason if finish else None,
             stop_reason=finish.stop_reason if finish else None,
             error=finish.error if finish else None,

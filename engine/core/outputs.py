@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from vllm_mlx.engine.core.logprobs import Logprobs
 from vllm_mlx.engine.errors import RequestError, RowFailedError, VllmMlxError, error_classes
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -47,6 +48,10 @@ class RowOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str = ""
     #: New token ids, those that ended the row included, as little-endian int32.
     token_ids: bytes = b""
+    #: Of the tokens whose text is sent up to here, where the request asked; see `OutputProcessor`.
+    logprobs: Logprobs | None = None
+    #: Of the prompt's tokens but its first, once, with the first output of a request that asked.
+    prompt_logprobs: Logprobs | None = None
     finish_reason: FinishReason | None = None
     #: The stop string or token id that ended the row; None for end of sequence.
     stop_reason: str | int | None = None

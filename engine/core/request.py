@@ -28,6 +28,32 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop_token_ids: tuple[int, ...] = ()
     #: Generate on through the model's end-of-sequence tokens.
     ignore_eos: bool = False
+    #: Divides the positive logits of tokens in prompt or output and multiplies the negative ones.
+    repetition_penalty: float = 1.0
+    #: Taken off the logits of tokens in the output.
+    presence_penalty: float = 0.0
+    #: Taken off the logits of tokens in the output, once for each time that they are there.
+    frequency_penalty: float = 0.0
+    #: Added to the logits of these tokens, before the penalties.
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    #: Report each generated token's log-probability and this many of the likeliest tokens'.
+    logprobs: int | None = None
+    #: The same for the prompt's tokens but its first; `max_tokens` may then be 0.
+    prompt_logprobs: int | None = None
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Say whether tokens are drawn from other logits than the model's own."""
+        return self.has_penalties or bool(self.logit_bias)
+
+    @property
+    def has_penalties(self) -> bool:
+        """Say whether logits depend on which tokens there are already."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

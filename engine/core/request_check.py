@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from vllm_mlx.engine.config import ModelInfo
+from vllm_mlx.engine.core.request import SamplingParams
 from vllm_mlx.engine.core.sequence import Sequence
 from vllm_mlx.engine.errors import (
     ContextLengthExceededError,
@@ -22,12 +25,30 @@ def check_request(sequence: Sequence, info: ModelInfo, vocab_size: int) -> None:
         raise InvalidRequestError(
             f"token id {wrong} is outside the vocabulary of {vocab_size} tokens", param="prompt"
         )
-    if sequence.sampling.max_tokens < 1:
-        raise InvalidRequestError(
-            f"max_tokens must be at least 1, not {sequence.sampling.max_tokens}",
-            param="max_tokens",
-        )
     check_prompt_length(num_tokens, info)
+    _check_sampling(sequence.sampling, vocab_size)
+
+
+def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    if sampling.max_tokens < 0:
+        raise InvalidRequestError(
+            f"max_tokens must not be negative, but is {sampling.max_tokens}", param="max_tokens"
+        )
+    if not 0.0 < sampling.repetition_penalty < math.inf:
+        raise InvalidRequestError(
+            f"repetition_penalty must be above 0, not {sampling.repetition_penalty}",
+            param="repetition_penalty",
+        )
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not math.isfinite(getattr(sampling, name)):
+            raise InvalidRequestError(f"{name} must be a finite number", param=name)
+    for token, bias in sampling.logit_bias:
+        if not 0 <= token < vocab_size or not math.isfinite(bias):
+            raise InvalidRequestError(
+                f"logit_bias has {token}: {bias}; it must map token ids below {vocab_size} to "
+                "finite numbers",
+                param="logit_bias",
+            )
 
 
 def check_prompt_length(num_tokens: int, info: ModelInfo) -> None:

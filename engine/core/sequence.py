@@ -52,6 +52,8 @@ class Sequence:
     num_computed: int = 0
     num_cached: int = 0
     num_preemptions: int = 0
+    #: Positions of the prompt whose logits have been looked at, of a request that asks for them.
+    num_prompt_scored: int = 0
     first_token_s: float | None = None
 
     @classmethod
@@ -110,6 +112,14 @@ class Sequence:
         return min(self.sampling.max_tokens, self.max_tokens_total - len(self.prompt))
 
     @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Say whether prefill must still compute logits, and so may not skip a stored prefix."""
+        return (
+            self.sampling.prompt_logprobs is not None
+            and self.num_prompt_scored < len(self.prompt) - 1
+        )
+
+    @property
     def is_finished(self) -> bool:
         """Say whether the end is decided."""
         return self.finish is not None
@@ -148,4 +158,6 @@ class Sequence:
         """Go back to waiting with nothing computed; generated tokens are prefilled again."""
         self.status = SequenceStatus.WAITING
         self.num_computed = 0
+        if self.wants_prompt_logprobs:
+            self.num_prompt_scored = 0
         self.num_preemptions += 1

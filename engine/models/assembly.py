@@ -63,7 +63,7 @@ def assemble_engine(
     return Engine(
         info,
         config,
-        Runner(model, layout),
+        Runner(model, layout, vocab_size=probe.vocab_size),
         layout,
         make_decoder,
         vocab_size=probe.vocab_size,

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
+from vllm_mlx.engine.core.logprobs import Logprobs, TokenLogprob
 from vllm_mlx.engine.core.scheduler import PrefillChunk
 from vllm_mlx.engine.core.sequence import Sequence as TokenSequence
 from vllm_mlx.engine.kv.layout import BatchView, KVLayout
 from vllm_mlx.engine.kv.stock_caches import cache_arrays
+from vllm_mlx.engine.run.logit_adjustment import LogitAdjuster, PlacedRow
 from vllm_mlx.engine.run.sampler import Draw, RowSampling, draw
+from vllm_mlx.engine.run.scoring import DrawScores, score_prompt
+
+#: Most logits of a prompt that are computed at once: 128 MiB in float32.
+MAX_SCORED_LOGITS = 1 << 25
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnToken:
+    """Hold what one row drew in one step."""
+
+    token: int
+    #: The row's logits held NaN or infinities, so the token means nothing.
+    is_broken: bool = False
+    #: Where the request asked.
+    logprob: TokenLogprob | None = None
 
 
 @dataclass(slots=True)
@@ -19,6 +38,9 @@ class _InFlight:
     view: BatchView
     logits: mx.array
     draw: Draw | None = None
+    #: `[R]`: each row's best logit, which is finite unless the row is broken.
+    peaks: mx.array | None = None
+    scores: DrawScores | None = None
 
 
 class Runner:
@@ -30,18 +52,29 @@ class Runner:
     writing in place. What the host does between `forward` and `sample` overlaps the device.
     """
 
-    def __init__(self, model: Callable[..., mx.array], layout: KVLayout) -> None:
+    def __init__(
+        self, model: Callable[..., mx.array], layout: KVLayout, *, vocab_size: int
+    ) -> None:
         self._model = model
         self._layout = layout
+        self._max_scored_tokens = max(1, MAX_SCORED_LOGITS // vocab_size)
+        self._adjuster = LogitAdjuster()
         self._in_flight: _InFlight | None = None
 
-    def collect(self) -> dict[str, int]:
+    def collect(self) -> dict[str, DrawnToken]:
         """Wait for the tokens of the forward in flight; by row id. Opens the drained window."""
         in_flight, self._in_flight = self._in_flight, None
-        if in_flight is None or in_flight.draw is None:
+        if in_flight is None or in_flight.draw is None or in_flight.peaks is None:
             return {}
         tokens = in_flight.draw.read()
-        return {row.row_id: tokens[row.index] for row in in_flight.view.rows}
+        is_sound = np.isfinite(np.array(in_flight.peaks))
+        scores = in_flight.scores.read(tokens) if in_flight.scores is not None else {}
+        return {
+            row.row_id: DrawnToken(
+                tokens[row.index], not is_sound[row.index], scores.get(row.index)
+            )
+            for row in in_flight.view.rows
+        }
 
     def forward(self, sequences: Sequence[TokenSequence]) -> None:
         """Dispatch one decode forward for these rows; closes the drained window."""
@@ -66,25 +99,65 @@ class Runner:
             return
         rows: list[RowSampling | None] = [None] * in_flight.view.num_rows
         by_id = {s.id: s for s in sequences if not s.is_finished}
-        for row in in_flight.view.rows:
-            sequence = by_id.get(row.row_id)
-            if sequence is not None:
-                rows[row.index] = row_sampling(sequence, eos_token_ids)
-        in_flight.draw = draw(in_flight.logits, rows)
-        mx.async_eval(in_flight.draw.arrays)
+        live = [
+            (row.index, by_id[row.row_id]) for row in in_flight.view.rows if row.row_id in by_id
+        ]
+        for index, sequence in live:
+            rows[index] = row_sampling(sequence, eos_token_ids)
+        in_flight.draw = draw(self._adjuster.adjust(in_flight.logits, live), rows)
+        # The maximum carries NaN, +inf and a row of nothing but -inf; one pass, and read together
+        # with the tokens.
+        in_flight.peaks = mx.max(in_flight.logits, axis=-1).astype(mx.float32)
+        in_flight.scores = _scores(in_flight.logits, in_flight.draw.tokens, live)
+        scored = in_flight.scores.arrays if in_flight.scores is not None else []
+        mx.async_eval(in_flight.draw.arrays, in_flight.peaks, scored)
 
-    def prefill(self, chunk: PrefillChunk) -> None:
-        """Dispatch one chunk of a prompt into the row's private caches; logits are not computed."""
+    def prefill(self, chunk: PrefillChunk) -> Logprobs | None:
+        """Dispatch one chunk of a prompt into the row's private caches.
+
+        Logits are not computed, but for a request that asks for those of its prompt: then this
+        waits for the device and returns the log-probability of each token after a position of
+        the chunk.
+        """
         sequence = chunk.sequence
         caches = self._layout.private_caches(sequence.id)
+        if sequence.wants_prompt_logprobs:
+            return self._prefill_scored(chunk, caches)
         tokens = mx.array(sequence.tokens_between(chunk.start, chunk.stop), dtype=mx.int32)
         self._model(tokens[None], cache=caches)
         mx.async_eval(cache_arrays(caches))
         sequence.num_computed = chunk.stop
+        return None
+
+    def _prefill_scored(self, chunk: PrefillChunk, caches: list[Any]) -> Logprobs | None:
+        """Compute a chunk in pieces whose logits are small, each read before the next."""
+        sequence = chunk.sequence
+        parts = []
+        for start in range(chunk.start, chunk.stop, self._max_scored_tokens):
+            stop = min(start + self._max_scored_tokens, chunk.stop)
+            tokens = mx.array(sequence.tokens_between(start, stop), dtype=mx.int32)
+            logits = self._model(tokens[None], cache=caches)[0]
+            targets = sequence.tokens_between(start + 1, stop + 1)
+            parts.append(score_prompt(logits, targets, sequence.sampling.prompt_logprobs or 0))
+            mx.eval(cache_arrays(caches))
+            sequence.num_computed = sequence.num_prompt_scored = stop
+        return Logprobs.joined(parts)
 
     def abandon(self) -> None:
         """Forget the forward in flight, after the device failed."""
         self._in_flight = None
+
+
+def _scores(logits: mx.array, tokens: mx.array, rows: Sequence[PlacedRow]) -> DrawScores | None:
+    """Return the lazy log-probabilities of the rows that ask for them; None if none does."""
+    asking = [
+        (index, sequence.sampling.logprobs)
+        for index, sequence in rows
+        if sequence.sampling.logprobs is not None
+    ]
+    if not asking:
+        return None
+    return DrawScores(logits, tokens, [row for row, _ in asking], [top for _, top in asking])
 
 
 def row_sampling(sequence: TokenSequence, eos_token_ids: frozenset[int]) -> RowSampling:

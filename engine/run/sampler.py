@@ -77,6 +77,11 @@ class Draw:
         self._rows = rows
 
     @property
+    def tokens(self) -> mx.array:
+        """Return the tokens `[R]` before any row is drawn again."""
+        return self._tokens
+
+    @property
     def arrays(self) -> list[mx.array]:
         """Return what to hand to `mx.async_eval` so that `read` finds it computed."""
         return [self._tokens] if self._settled is None else [self._tokens, self._settled]

@@ -149,11 +149,16 @@ def test_a_finished_row_is_freed_within_one_step_even_if_it_was_the_last() -> No
         ([VOCAB_SIZE], {}, "invalid_value", f"token id {VOCAB_SIZE}"),
         ([-1], {}, "invalid_value", "token id -1"),
         ([1] * 256, {}, "context_length_exceeded", "256 tokens"),
-        ([1], {"max_tokens": 0}, "invalid_value", "at least 1"),
+        ([1], {"max_tokens": -1}, "invalid_value", "negative"),
+        ([1], {"repetition_penalty": 0.0}, "invalid_value", "above 0"),
+        ([1], {"presence_penalty": float("nan")}, "invalid_value", "presence_penalty"),
+        ([1], {"frequency_penalty": float("inf")}, "invalid_value", "frequency_penalty"),
+        ([1], {"logit_bias": ((VOCAB_SIZE, 1.0),)}, "invalid_value", f"{VOCAB_SIZE}: 1.0"),
+        ([1], {"logit_bias": ((1, float("inf")),)}, "invalid_value", "finite"),
     ],
 )
 def test_a_request_that_cannot_be_served_ends_with_its_error(
-    prompt: list[int], sampling: dict[str, int], code: str, words: str
+    prompt: list[int], sampling: dict[str, Any], code: str, words: str
 ) -> None:
     """The error says what was wrong; a neighbour is not disturbed."""
     driver = Driver(make_engine(max_model_len=256))

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from vllm_mlx.engine.core.logprobs import Logprobs, TokenLogprob
 from vllm_mlx.engine.core.outputs import ErrorInfo, RowOutput, StepOutputs, pack_tokens
 from vllm_mlx.engine.core.request import GenerationRequest, SamplingParams
 from vllm_mlx.engine.core.stats import EngineStats
@@ -48,6 +49,28 @@ def test_a_slot_concatenates_deltas_and_keeps_the_newest_of_the_rest() -> None:
     assert slot.is_empty
 
 
+def test_a_slot_keeps_every_log_probability() -> None:
+    """Those of the answer are joined in order, those of the prompt come once and are kept."""
+    entries = [TokenLogprob(number, -0.5 * number, ((number, -0.5),)) for number in range(3)]
+    prompt = Logprobs.pack([TokenLogprob(9, -1.0, ((8, -0.25),))])
+    slot = DeltaSlot()
+    for number, entry in enumerate(entries):
+        # The token of the second step has no text yet, and so no entry.
+        logprobs = None if number == 1 else Logprobs.pack([entry])
+        given = RowOutput(
+            request_id="a", logprobs=logprobs, prompt_logprobs=prompt if number == 0 else None
+        )
+        slot.put(given)
+    merged = slot.take()
+    assert merged.logprobs is not None
+    assert merged.logprobs.unpack() == [entries[0], entries[2]]
+    assert merged.prompt_logprobs == prompt
+    slot.put(row(1))
+    slot.put(row(2))
+    later = slot.take()
+    assert (later.logprobs, later.prompt_logprobs) == (None, None)
+
+
 def test_a_slot_with_one_output_hands_it_on() -> None:
     """One output comes out as it went in."""
     slot = DeltaSlot()
@@ -60,6 +83,7 @@ def test_a_slot_knows_every_field_of_an_output() -> None:
     """A field added to `RowOutput` must be thought about here: is it a delta or a state?"""
     assert set(RowOutput.__struct_fields__) == {
         *("request_id", "text", "token_ids", "finish_reason", "stop_reason", "error"),
+        *("logprobs", "prompt_logprobs"),
         *("num_prompt_tokens", "num_cached_tokens", "num_completion_tokens"),
     }
 

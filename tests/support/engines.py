@@ -13,6 +13,7 @@ from mlx_lm.generate import generate_step
 from support.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
 
 from vllm_mlx.engine.config import EngineConfig, ModelInfo
+from vllm_mlx.engine.core.logprobs import Logprobs, TokenLogprob
 from vllm_mlx.engine.core.outputs import RowOutput, pack_tokens, unpack_tokens
 from vllm_mlx.engine.core.request import GenerationRequest, SamplingParams
 from vllm_mlx.engine.engine import Engine
@@ -104,15 +105,23 @@ class Finished:
     text: str = ""
     final: RowOutput | None = None
     num_finals: int = 0
+    logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
 
     def take(self, output: RowOutput) -> None:
         """Add one output."""
         assert self.final is None, "an output after the final one"
         self.tokens += unpack_tokens(output.token_ids)
         self.text += output.text
+        self.logprobs += [output.logprobs] if output.logprobs is not None else []
+        self.prompt_logprobs += [output.prompt_logprobs] if output.prompt_logprobs else []
         if output.finish_reason is not None:
             self.final = output
             self.num_finals += 1
+
+    def logprob_entries(self) -> list[TokenLogprob]:
+        """Return the log-probabilities of the answer's tokens."""
+        return [entry for part in self.logprobs for entry in part.unpack()]
 
 
 class Driver:
