@@ -31,6 +31,14 @@ test-all: test
     uv run pytest -m faults
     uv run pytest -m packaging
 
+# Write the pages that are generated from the code.
+docs:
+    uv run python -m vllm_mlx.cli.reference --write
+
+# Measure one part of the engine: `just bench sampling --rows 16`; the names are in engine/benchmark.
+bench part *options:
+    uv run python -m vllm_mlx.engine.benchmark.{{ part }} {{ options }}
+
 # Do what CI does, installs of system packages included.
 ci:
     bash .ci/run
