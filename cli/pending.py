@@ -22,8 +22,6 @@ PENDING_SWITCHES = (
     "--enable-auto-tool-choice",
     "--enable-metrics",
     "--enable-mtp",
-    "--enable-prefix-cache",
-    "--disable-prefix-cache",
     "--kv-cache-quantization",
     "--lazy-load-model",
     "--metrics",
@@ -37,8 +35,6 @@ PENDING_SWITCHES = (
 #: Flags of `serve` that take a value.
 PENDING_VALUES = (
     "--auto-unload-idle-seconds",
-    "--cache-memory-mb",
-    "--cache-memory-percent",
     "--default-chat-template-kwargs",
     "--default-min-p",
     "--default-presence-penalty",
@@ -66,8 +62,6 @@ PENDING_VALUES = (
     "--specprefill-draft-model",
     "--specprefill-keep-pct",
     "--specprefill-threshold",
-    "--ssd-cache-dir",
-    "--ssd-cache-max-gb",
     "--tool-call-parser",
     "--warm-prompts",
 )
@@ -76,6 +70,8 @@ PENDING_VALUES = (
 RENAMED_FLAGS = {
     "--chunked-prefill-tokens": "--prefill-tokens-per-step",
     "--completion-batch-size": "--max-num-seqs",
+    "--disable-prefix-cache": "--no-prefix-cache",
+    "--enable-prefix-cache": "--prefix-cache",
     "--gpu-memory-utilization": "--kv-memory-mb",
     "--prefill-batch-size": "--prefill-tokens-per-step",
     "--prefill-step-size": "--prefill-tokens-per-step",

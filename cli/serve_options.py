@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vllm_mlx.cli.cache_options import CacheOptions, cache_options
 from vllm_mlx.cli.model_options import ModelOptions, model_options
 from vllm_mlx.cli.options import Decorator, FiniteRange, option, stacked
 
@@ -136,12 +137,12 @@ log_options: Decorator[Any] = stacked(
 )
 
 serve_options: Decorator[Any] = stacked(
-    network_options, request_options, batching_options, model_options, log_options
+    network_options, request_options, batching_options, cache_options, model_options, log_options
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServeOptions(ModelOptions):
+class ServeOptions(ModelOptions, CacheOptions):
     """Hold the parsed options of `serve`, by the names of their flags."""
 
     host: str
@@ -214,5 +215,6 @@ def build_configs(options: ServeOptions) -> tuple[ServerConfig, ModelConfig, Eng
         max_num_seqs=options.max_num_seqs,
         prefill_tokens_per_step=options.prefill_tokens_per_step,
         kv_memory_bytes=options.kv_memory_bytes,
+        **options.cache_fields(),
     )
     return server, options.model_config(), engine

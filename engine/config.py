@@ -42,12 +42,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Keep the KV of prefixes for later requests.
     prefix_cache: bool = True
-    #: Most bytes of RAM for prefixes that no row uses; None takes a fifth of the memory.
+    #: Most bytes of RAM for prefixes; None takes `cache_memory_fraction` of the memory.
     cache_memory_bytes: int | None = None
+    cache_memory_fraction: float = 0.20
     #: Tokens that are stored, found and evicted together.
     cache_block_size: int = 64
+    #: Folder of the SSD tier, shared by any number of processes; None keeps prefixes in RAM only.
+    ssd_cache_dir: str | None = None
+    #: Most bytes of all runs in that folder; None does not cap.
+    ssd_cache_max_bytes: int | None = 10 * 2**30
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.cache_memory_fraction <= 1.0:
+            raise UsageError(
+                f"the part of memory for prefixes must be 0 to 1, not {self.cache_memory_fraction}"
+            )
+        if self.ssd_cache_dir is not None and not self.prefix_cache:
+            raise UsageError("an SSD tier needs the prefix cache, which is switched off")
         if self.cache_block_size < 1:
             raise UsageError(f"the block size must be at least 1, not {self.cache_block_size}")
         if self.max_num_seqs < 1:

@@ -130,6 +130,8 @@ class Engine:
             self._decode_text(drawn)
             self._runner.sample(plan.decode, self._eos)
             self._prefill(plan)
+            if plan.is_empty and self._scheduler.has_work:
+                self._prefixes.wait()
         except Exception as error:  # noqa: BLE001 - a device fault ends its rows, not the engine
             self._fail_all(error)
         if not self._scheduler.has_work:
@@ -148,11 +150,16 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Drop every open request and what it holds, without outputs."""
+        """Drop every open request and what it holds, without outputs; store what is worth it."""
         self._runner.abandon()
         for sequence in self._open.values():
             self._scheduler.remove(sequence)
         self._open.clear()
+        self._prefixes.close()
+
+    def idle(self) -> bool:
+        """Do a little of what can wait until there is no work; return whether there is more."""
+        return self._prefixes.persist()
 
     def clear_prefixes(self) -> int:
         """Drop every stored prefix block that is not in use; return how many."""
@@ -193,7 +200,7 @@ class Engine:
             try:
                 scored = self._runner.prefill(chunk)
                 self._stats.prefilled(chunk.stop - chunk.start)
-                self._prefixes.after_chunk(chunk.sequence)
+                self._prefixes.after_chunk(chunk.sequence, chunk.stop - chunk.start)
                 if scored is not None:
                     self._take_prompt_logprobs(chunk, scored)
             except Exception as error:  # noqa: BLE001 - a row's failure is the row's

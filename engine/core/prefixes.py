@@ -27,7 +27,7 @@ class Prefixes(Protocol):
         """
         ...
 
-    def after_chunk(self, sequence: Sequence) -> None:
+    def after_chunk(self, sequence: Sequence, num_tokens: int) -> None:
         """Take what must be captured right after a chunk, or what somebody waits for."""
         ...
 
@@ -51,6 +51,18 @@ class Prefixes(Protocol):
         """Drop every stored block that is not in use; return how many."""
         ...
 
+    def wait(self) -> None:
+        """Wait a moment; called when a step has nothing to do but what `must_wait` waits for."""
+        ...
+
+    def persist(self) -> bool:
+        """Store durably a little of what is worth it; return whether there is more."""
+        ...
+
+    def close(self) -> None:
+        """Store durably what is worth it, and let go of what is open."""
+        ...
+
 
 class NoPrefixes:
     """Store nothing: every prompt is computed."""
@@ -68,7 +80,7 @@ class NoPrefixes:
         del sequence
         return 0
 
-    def after_chunk(self, sequence: Sequence) -> None:
+    def after_chunk(self, sequence: Sequence, num_tokens: int) -> None:
         """Capture nothing."""
 
     def after_step(self, sequence: Sequence) -> None:
@@ -87,3 +99,13 @@ class NoPrefixes:
     def clear(self) -> int:
         """Have nothing to drop."""
         return 0
+
+    def wait(self) -> None:
+        """Have nothing to wait for."""
+
+    def persist(self) -> bool:
+        """Have nothing to store."""
+        return False
+
+    def close(self) -> None:
+        """Have nothing open."""

@@ -31,6 +31,11 @@ class StepPlan:
     decode: tuple[Sequence, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        """Say whether there is nothing to compute."""
+        return not self.decode and not self.prefill
+
 
 class Scheduler:
     """Own the queues of waiting, prefilling and running sequences; used by the engine thread.

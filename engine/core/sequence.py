@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from vllm_mlx.engine.core.outputs import ErrorInfo, FinishReason, unpack_tokens
 from vllm_mlx.engine.core.request import GenerationRequest, SamplingParams
+from vllm_mlx.engine.core.stats import CacheHitType
 
 
 class SequenceStatus(enum.Enum):
@@ -51,6 +52,7 @@ class Sequence:
     finish: Finish | None = None
     num_computed: int = 0
     num_cached: int = 0
+    cache_hit_type: CacheHitType | None = None
     num_preemptions: int = 0
     #: Positions of the prompt whose logits have been looked at, of a request that asks for them.
     num_prompt_scored: int = 0

@@ -9,6 +9,12 @@ import msgspec
 Phase = Literal["queued", "prefill", "generation"]
 
 
+#: How a prompt's whole blocks met the stored chains. `exact`: all found, and the stored chain ends
+#: there. `supersequence`: all found, and a stored chain goes on. `prefix`: a stored chain was found
+#: whole and the prompt goes on. `lcp`: a stored chain was found in part and goes on otherwise.
+CacheHitType = Literal["exact", "supersequence", "prefix", "lcp", "miss"]
+
+
 class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     """Say how far one open request has come. Times are seconds on the engine's clock."""
 
@@ -18,6 +24,8 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     #: Prompt tokens whose KV is there, computed or restored.
     num_prefilled_tokens: int
     num_cached_tokens: int
+    #: None until it was looked for.
+    cache_hit_type: CacheHitType | None = None
     num_completion_tokens: int
     max_tokens: int
     #: Seconds since the request was added.
@@ -37,6 +45,27 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int
 
 
+class DiskPrefixStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Say what the SSD tier holds, of all processes, and what this engine did with it."""
+
+    num_runs: int = 0
+    num_bytes: int = 0
+    max_bytes: int | None = None
+    #: Blocks handed over to be written, and blocks read back.
+    num_spilled: int = 0
+    num_restored: int = 0
+    #: Restores not begun because computing was predicted to be faster.
+    num_declined: int = 0
+    written_bytes: int = 0
+    read_bytes: int = 0
+    num_evicted: int = 0
+    #: Runs that wait to be written, and runs dropped because too many did.
+    num_queued: int = 0
+    num_dropped: int = 0
+    #: How often each kind of fault occurred; each was a miss or a run that was not stored.
+    faults: dict[str, int] = {}
+
+
 class PrefixStats(msgspec.Struct, frozen=True, kw_only=True):
     """Say what the prefix store holds and what requests found in it. Tokens are prompt tokens."""
 
@@ -47,6 +76,8 @@ class PrefixStats(msgspec.Struct, frozen=True, kw_only=True):
     hit_tokens: int = 0
     query_tokens: int = 0
     num_evicted: int = 0
+    #: None without an SSD tier.
+    disk: DiskPrefixStats | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="engine_stats"):

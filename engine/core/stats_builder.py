@@ -105,6 +105,7 @@ def _describe(sequence: Sequence, now_s: float) -> RequestStats:
         num_prompt_tokens=len(sequence.prompt),
         num_prefilled_tokens=min(sequence.num_computed, len(sequence.prompt)),
         num_cached_tokens=sequence.num_cached,
+        cache_hit_type=sequence.cache_hit_type,
         num_completion_tokens=len(sequence.output),
         max_tokens=sequence.max_new_tokens,
         age_s=now_s - sequence.added_s,

@@ -66,6 +66,10 @@ class SteppedEngine(Protocol):
     def step(self) -> StepOutputs:
         """Compute one step; an exception means that the engine is of no more use."""
 
+    def idle(self) -> bool:
+        """Do a little of what can wait; return whether there is more."""
+        ...
+
     def stats(self) -> EngineStats:
         """Return a snapshot."""
 
@@ -143,10 +147,10 @@ def _load(
 
 
 def _serve(connection: WorkerConnection, engine: SteppedEngine) -> None:
-    """Step while there is work, and sleep on the socket while there is none."""
+    """Step while there is work; without any, do what can wait, then sleep on the socket."""
     while True:
         if not engine.has_work:
-            connection.wait()
+            connection.wait(0 if engine.idle() else None)
         for message in connection.receive():
             match message:
                 case AddRequest():

@@ -21,12 +21,20 @@ from vllm_mlx.engine.kv.stock_caches import flatten_caches
 class Block:
     """Hold what one block needs to be put back; arrays are evaluated copies, never views."""
 
+    #: The block's token ids, as `pack_tokens` packs them.
+    tokens: bytes
     #: Keys, values of each group of full-attention layers: `[layers, heads, block, dim]`.
     kv: tuple[mx.array, ...]
     #: The same for each group of windowed layers; None where it was not there any more.
     window: tuple[mx.array, ...] | None = None
     #: State of the recurrent layers right after the block; None where it was not captured.
     state: tuple[mx.array | None, ...] | None = None
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Return which parts it has, as stored blocks name them."""
+        parts = {"kv": self.kv, "window": self.window, "state": self.state}
+        return frozenset(kind for kind, part in parts.items() if part)
 
     def arrays(self) -> list[mx.array]:
         """Return every array held."""
@@ -72,6 +80,22 @@ class BlockCodec:
         self._full = [group for group in groups if group.window is None]
         self._windowed = [group for group in groups if group.window is not None]
         self._state = [i for i, leaf in enumerate(leaves) if isinstance(leaf, ArraysCache)]
+        #: Parts that a block of this model can have.
+        self.kinds = frozenset(
+            kind
+            for kind, part in (
+                ("kv", self._full),
+                ("window", self._windowed),
+                ("state", self._state),
+            )
+            if part
+        )
+        #: Bytes of a block's keys and values.
+        self.block_bytes = block_size * sum(
+            leaf.nbytes // leaf.keys.shape[2]
+            for leaf in leaves
+            if not isinstance(leaf, ArraysCache)
+        )
         #: Longest window, None without one.
         self.window = max((group.window or 0 for group in self._windowed), default=None)
 

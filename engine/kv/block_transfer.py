@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from vllm_mlx.engine.core.outputs import pack_tokens
-from vllm_mlx.engine.errors import CacheDamagedError
 from vllm_mlx.engine.kv.block_codec import Block
 from vllm_mlx.engine.kv.block_hash import Namespace
 from vllm_mlx.engine.kv.disk_format import StoredRun, StoredTensor
@@ -21,7 +19,6 @@ def to_run(
     namespace: Namespace,
     parent: bytes | None,
     hashes: Sequence[bytes],
-    tokens: Sequence[int],
     blocks: Sequence[Block],
 ) -> StoredRun:
     """Copy consecutive blocks to host memory; call on the engine thread."""
@@ -29,36 +26,35 @@ def to_run(
         namespace=namespace,
         parent=parent,
         hashes=tuple(hashes),
-        tokens=pack_tokens(tokens),
+        tokens=b"".join(block.tokens for block in blocks),
         tensors=tuple(
             tensor for index, block in enumerate(blocks) for tensor in _tensors(index, block)
         ),
     )
 
 
-def from_run(run: StoredRun) -> list[Block]:
-    """Copy a run's blocks to the device; lazy but for the copy. Call on the engine thread.
+def from_run(run: StoredRun) -> list[tuple[bytes, Block]]:
+    """Copy to the device what was read of a run: (hash, block) in order, parts not read missing.
 
-    Raises CacheDamagedError if a block lacks what every block has.
+    Call on the engine thread; evaluates.
     """
-    blocks = []
-    for index in range(len(run.hashes)):
+    token_bytes = len(run.tokens) // len(run.hashes)
+    found = []
+    for index, block_hash in enumerate(run.hashes):
         kinds: dict[str, list[mx.array | None]] = {"kv": [], "window": [], "state": []}
         for tensor in run.of_block(index):
             kinds[tensor.kind].append(_array(tensor))
-        state = kinds["state"]
-        window = [array for array in kinds["window"] if array is not None]
-        kv = [array for array in kinds["kv"] if array is not None]
-        if not (kv or window or state):
-            raise CacheDamagedError(f"block {index} of a stored run holds nothing")
-        blocks.append(
-            Block(
-                kv=tuple(kv),
-                window=tuple(window) if window else None,
-                state=tuple(state) if state else None,
-            )
+        if not any(kinds.values()):
+            continue
+        block = Block(
+            tokens=run.tokens[index * token_bytes : (index + 1) * token_bytes],
+            kv=tuple(array for array in kinds["kv"] if array is not None),
+            window=tuple(array for array in kinds["window"] if array is not None) or None,
+            state=tuple(kinds["state"]) or None,
         )
-    return blocks
+        found.append((block_hash, block))
+    mx.eval([array for _, block in found for array in block.arrays()])
+    return found
 
 
 def _tensors(index: int, block: Block) -> list[StoredTensor]:

@@ -1,26 +1,32 @@
-"""Keep the KV of prefixes in RAM, so that no later request computes them again."""
+"""Keep the KV of prefixes in RAM, over an SSD tier, so that no request computes them again."""
 
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import mlx.core as mx
 
+from vllm_mlx.engine.core.outputs import pack_tokens
 from vllm_mlx.engine.core.sequence import Sequence as TokenSequence
 from vllm_mlx.engine.core.sequence import SequenceStatus
-from vllm_mlx.engine.core.stats import PrefixStats
+from vllm_mlx.engine.core.stats import CacheHitType, PrefixStats
 from vllm_mlx.engine.kv.block_codec import Block, BlockCodec, num_blocks
 from vllm_mlx.engine.kv.block_hash import BlockHasher, Namespace
 from vllm_mlx.engine.kv.prefix_tree import Node, PrefixTree
+from vllm_mlx.engine.kv.spill import Restore, Spill
 from vllm_mlx.engine.kv.stock_caches import cache_arrays
 
 logger = logging.getLogger(__name__)
 
 #: Tokens between captured states of recurrent layers; the end of a prompt is captured besides.
 CHECKPOINT_GRID = 2048
+#: How long a step that has nothing else to do waits for a read from disk.
+_RESTORE_WAIT_S = 0.002
 
 
 class RowCaches(Protocol):
@@ -46,6 +52,12 @@ class _Row:
     pending: set[bytes] = field(default_factory=set)
     #: Somebody waits: store after every chunk.
     is_awaited: bool = False
+    #: Blocks on their way from disk, and the nodes that must not be evicted until they are used.
+    restore: Restore | None = None
+    was_restored: bool = False
+    held: list[Node[Block]] = field(default_factory=list)
+    #: When the last chunk ended.
+    chunk_ended_s: float | None = None
 
 
 class PrefixStore:
@@ -53,7 +65,8 @@ class PrefixStore:
 
     Blocks are copied out of a row's private caches before it joins the batch, and out of its slot
     before it leaves, both in the drained window and evaluated at once. `max_bytes` bounds the
-    RAM; `on_evict` hears of blocks that leave it.
+    RAM. With a `spill`, hot blocks go to SSD when they are evicted, when the engine is idle and
+    when it closes, and come back while the row that needs them still waits.
     """
 
     def __init__(
@@ -63,7 +76,8 @@ class PrefixStore:
         rows: RowCaches,
         *,
         max_bytes: int,
-        on_evict: Callable[[Node[Block]], None] | None = None,
+        spill: Spill | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.block_size = codec.block_size
         self.checkpoint_grid = CHECKPOINT_GRID if codec.has_state else None
@@ -71,7 +85,11 @@ class PrefixStore:
         self._codec = codec
         self._layout = rows
         self._max_bytes = max_bytes
-        self._tree: PrefixTree[Block] = PrefixTree(on_evict=on_evict)
+        self._spill = spill
+        self._clock = clock
+        self._tree: PrefixTree[Block] = PrefixTree(on_evict=self._evicted)
+        #: Ends of chains that may hold blocks to store, newest last.
+        self._unstored: deque[bytes] = deque()
         self._rows: dict[str, _Row] = {}
         self._hit_tokens = 0
         self._query_tokens = 0
@@ -95,41 +113,55 @@ class PrefixStore:
             hit_tokens=self._hit_tokens,
             query_tokens=self._query_tokens,
             num_evicted=self._tree.stats.num_evicted,
+            disk=self._spill.stats() if self._spill is not None else None,
         )
 
     def must_wait(self, sequence: TokenSequence) -> bool:
-        """Say whether a prefilling row is computing the next block that this one would find."""
+        """Say whether the row's next block is being computed by another, or read from disk."""
+        row = self._row(sequence)
         hashes = self._hashes(sequence)
+        if row.restore is not None:
+            return self._load(row)
         found = len(self._tree.match(hashes))
-        if found == len(hashes):
-            return False
-        wanted = hashes[found]
-        for row_id, row in self._rows.items():
-            if row_id != sequence.id and wanted in row.pending:
-                row.is_awaited = True
-                return True
+        if found < len(hashes):
+            for row_id, other in self._rows.items():
+                if row_id != sequence.id and hashes[found] in other.pending:
+                    other.is_awaited = True
+                    return True
+            if self._spill is not None and not row.was_restored:
+                return self._begin_restore(row, hashes)
         return False
+
+    def wait(self) -> None:
+        """Wait a moment for the disk; called when a step has nothing else to do."""
+        time.sleep(_RESTORE_WAIT_S)
 
     def restore(self, sequence: TokenSequence) -> int:
         """Fill the row's private caches with the longest stored prefix that can be resumed."""
         row = self._row(sequence)
         hashes = self._hashes(sequence)
-        nodes = self._resumable(self._tree.match(hashes))
+        matched = self._tree.match(hashes)
+        nodes = matched[: self._resumable([node.payload.kinds for node in matched])]
         num_tokens = len(nodes) * self.block_size
         row.pending = set(hashes[len(nodes) :])
+        row.chunk_ended_s = self._clock()
         if sequence.num_preemptions == 0:
             self._query_tokens += len(sequence.prompt)
             self._hit_tokens += num_tokens
+            sequence.cache_hit_type = _hit_type(nodes, len(hashes))
         if nodes:
             self._tree.touch(nodes)
+            self._note_unstored(nodes[-1].hash)
             caches = self._layout.private_caches(sequence.id)
             self._codec.restore([node.payload for node in nodes], caches)
             mx.async_eval(cache_arrays(caches))
+        self._let_go(row)
         return num_tokens
 
-    def after_chunk(self, sequence: TokenSequence) -> None:
+    def after_chunk(self, sequence: TokenSequence, num_tokens: int) -> None:
         """Capture windows and state that the next chunk would replace; store if one waits."""
         row = self._row(sequence)
+        self._learn_rate(row, num_tokens)
         caches = self._layout.private_caches(sequence.id)
         if self._codec.window is not None:
             self._capture_windows(sequence, row, caches)
@@ -162,7 +194,30 @@ class PrefixStore:
 
     def forget(self, sequence: TokenSequence) -> None:
         """Drop what is kept for a sequence that has left."""
-        self._rows.pop(sequence.id, None)
+        row = self._rows.pop(sequence.id, None)
+        if row is not None:
+            self._let_go(row)
+
+    def persist(self) -> bool:
+        """Hand one run of hot blocks to the SSD tier; return whether there is more to do."""
+        if self._spill is None:
+            return False
+        while self._unstored:
+            node = self._tree.get(self._unstored[-1])
+            hot = self._deepest_hot(node)
+            if hot is not None and not self._spill.is_stored(hot):
+                if not self._spill.store(hot, max_runs=1):
+                    self._unstored.pop()
+                return bool(self._unstored)
+            self._unstored.pop()
+        return False
+
+    def close(self) -> None:
+        """Store every hot block, wait a few seconds for the disk, and let go of it."""
+        if self._spill is not None:
+            while self.persist():
+                pass
+            self._spill.close()
 
     def evict_to(self, num_bytes: int) -> int:
         """Evict until at most `num_bytes` are held; return the bytes freed."""
@@ -182,18 +237,113 @@ class PrefixStore:
         whole = sequence.prefill_target // self.block_size
         return self._row(sequence).hasher.extend(sequence.tokens)[:whole]
 
-    def _resumable(self, nodes: list[Node[Block]]) -> list[Node[Block]]:
-        """Cut a matched chain at the deepest block where every layer can resume."""
-        for depth in range(len(nodes), 0, -1):
-            if self._codec.has_state and nodes[depth - 1].payload.state is None:
+    def _resumable(self, kinds: Sequence[frozenset[str]]) -> int:
+        """Return how many blocks of a chain, whose parts are given, every layer can resume."""
+        for depth in range(len(kinds), 0, -1):
+            if "kv" in self._codec.kinds and any("kv" not in has for has in kinds[:depth]):
                 continue
-            if self._codec.window is not None:
-                kept = min(self._codec.window, depth * self.block_size)
-                needed = num_blocks(kept, self.block_size)
-                if any(node.payload.window is None for node in nodes[depth - needed : depth]):
-                    continue
-            return nodes[:depth]
-        return []
+            if self._codec.has_state and "state" not in kinds[depth - 1]:
+                continue
+            first = depth - self._num_window_blocks(depth)
+            if any("window" not in has for has in kinds[first:depth]):
+                continue
+            return depth
+        return 0
+
+    def _num_window_blocks(self, depth: int) -> int:
+        """Return how many blocks must have their window part to resume after `depth` blocks."""
+        if self._codec.window is None:
+            return 0
+        return num_blocks(min(self._codec.window, depth * self.block_size), self.block_size)
+
+    def _begin_restore(self, row: _Row, hashes: Sequence[bytes]) -> bool:
+        """Begin to read what the disk has beyond RAM, if that is worthwhile; say whether it is."""
+        assert self._spill is not None
+        row.was_restored = True
+        in_ram = [node.payload.kinds for node in self._tree.match(hashes)]
+        on_disk = self._spill.kinds(hashes)
+        both = [
+            (in_ram[i] if i < len(in_ram) else frozenset())
+            | (on_disk[i] if i < len(on_disk) else frozenset())
+            for i in range(max(len(in_ram), len(on_disk)))
+        ]
+        depth = self._resumable(both)
+        gained = depth - self._resumable(in_ram)
+        if gained <= 0:
+            return False
+        num_bytes = gained * self._codec.block_bytes
+        if not self._spill.is_worthwhile(gained * self.block_size, num_bytes):
+            return False
+        wanted = [self._needed_kinds(i, depth) for i in range(depth)]
+        missing = [
+            kinds - (in_ram[i] if i < len(in_ram) else frozenset())
+            for i, kinds in enumerate(wanted)
+        ]
+        row.restore = self._spill.begin_restore(hashes[:depth], missing)
+        self._hold(row, self._tree.match(hashes[:depth]))
+        return True
+
+    def _needed_kinds(self, index: int, depth: int) -> frozenset[str]:
+        needed = self._codec.kinds - {"window", "state"}
+        if index >= depth - self._num_window_blocks(depth):
+            needed |= self._codec.kinds & {"window"}
+        if index == depth - 1:
+            needed |= self._codec.kinds & {"state"}
+        return needed
+
+    def _load(self, row: _Row) -> bool:
+        """Take one run that was read into the tree; say whether there is more to wait for."""
+        assert self._spill is not None
+        assert row.restore is not None
+        run = row.restore.next_run()
+        if run is not None:
+            parent = run.parent
+            for block_hash, block in self._spill.load(run):
+                self._put(row, block_hash, parent, block)
+                parent = block_hash
+        if row.restore.is_done:
+            row.restore = None
+        return row.restore is not None
+
+    def _put(self, row: _Row, block_hash: bytes, parent: bytes | None, block: Block) -> None:
+        node = self._tree.get(block_hash)
+        if node is not None:
+            self._complete(node, block.window, block.state)
+            return
+        node = self._tree.insert(block_hash, parent, block, block.num_bytes)
+        if node is not None:
+            self._hold(row, [node])
+
+    def _hold(self, row: _Row, nodes: list[Node[Block]]) -> None:
+        self._tree.acquire(nodes)
+        row.held += nodes
+
+    def _let_go(self, row: _Row) -> None:
+        if row.restore is not None:
+            row.restore.future.cancel()
+            row.restore = None
+        self._tree.release(row.held)
+        row.held = []
+
+    def _learn_rate(self, row: _Row, num_tokens: int) -> None:
+        now = self._clock()
+        if self._spill is not None and row.chunk_ended_s is not None:
+            self._spill.computed(num_tokens, now - row.chunk_ended_s)
+        row.chunk_ended_s = now
+
+    def _note_unstored(self, block_hash: bytes) -> None:
+        if self._spill is not None and (not self._unstored or self._unstored[-1] != block_hash):
+            self._unstored.append(block_hash)
+
+    def _deepest_hot(self, node: Node[Block] | None) -> Node[Block] | None:
+        assert self._spill is not None
+        while node is not None and not self._spill.is_hot(node):
+            node = node.parent
+        return node
+
+    def _evicted(self, node: Node[Block]) -> None:
+        if self._spill is not None and self._spill.is_hot(node):
+            self._spill.store(node)
 
     def _capture_windows(self, sequence: TokenSequence, row: _Row, caches: Sequence[Any]) -> None:
         captured = []
@@ -223,12 +373,16 @@ class PrefixStore:
             if node is not None:
                 self._complete(node, window, state)
                 continue
-            block = Block(self._codec.cut_kv(caches, index * self.block_size), window, state)
+            start = index * self.block_size
+            tokens = pack_tokens(sequence.tokens_between(start, start + self.block_size))
+            block = Block(tokens, self._codec.cut_kv(caches, start), window, state)
             parent = hashes[index - 1] if index else None
             if self._tree.insert(block_hash, parent, block, block.num_bytes) is None:
                 break
             fresh.append(block)
         mx.eval([array for block in fresh for array in block.arrays()])
+        if hashes:
+            self._note_unstored(hashes[-1])
         row.pending.difference_update(hashes)
         self._tree.evict_to(self._max_bytes)
 
@@ -240,5 +394,14 @@ class PrefixStore:
     ) -> None:
         held = node.payload
         if (held.window is None and window) or (held.state is None and state):
-            node.payload = Block(held.kv, held.window or window, held.state or state)
+            node.payload = Block(held.tokens, held.kv, held.window or window, held.state or state)
             self._tree.resize(node, node.payload.num_bytes)
+
+
+def _hit_type(nodes: Sequence[Node[Block]], num_wanted: int) -> CacheHitType:
+    if not nodes:
+        return "miss"
+    goes_on = nodes[-1].num_children > 0
+    if len(nodes) == num_wanted:
+        return "supersequence" if goes_on else "exact"
+    return "lcp" if goes_on else "prefix"

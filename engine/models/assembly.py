@@ -16,6 +16,7 @@ from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.kv.block_codec import BlockCodec
 from vllm_mlx.engine.kv.block_hash import Namespace
 from vllm_mlx.engine.kv.slots import make_slot_layout
+from vllm_mlx.engine.kv.spill import Spill
 from vllm_mlx.engine.kv.store import PrefixStore
 from vllm_mlx.engine.models.probe import Probe
 from vllm_mlx.engine.run.runner import Runner
@@ -29,13 +30,15 @@ def assemble_engine(
     make_decoder: Callable[[], TokenDecoder],
     *,
     namespace: Namespace | None = None,
+    spill: Spill | None = None,
     max_prefill_area: int | None = None,
     device_memory: Callable[[], DeviceMemory | None] = lambda: None,
     release_memory: Callable[[], None] = lambda: None,
 ) -> Engine:
     """Assemble an engine from parts that are loaded; fills in what the layout decides of `info`.
 
-    Prefixes are kept only with a `namespace`, which says what their KV depends on.
+    Prefixes are kept only with a `namespace`, which says what their KV depends on, and on SSD only
+    with a `spill`.
     Raises InsufficientMemoryError if the KV budget does not hold one small row.
     """
     layout = make_slot_layout(
@@ -58,6 +61,7 @@ def assemble_engine(
             BlockCodec(probe.seen_caches, namespace.block_size),
             layout,
             max_bytes=min(config.cache_memory_bytes or info.kv_budget_bytes, info.kv_budget_bytes),
+            spill=spill,
         )
         layout.share_budget(prefixes)
     return Engine(

@@ -8,8 +8,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from vllm_mlx.engine import memory, platform
 from vllm_mlx.engine.config import EngineConfig, ModelConfig, ModelInfo
+from vllm_mlx.engine.kv.block_hash import Namespace
+from vllm_mlx.engine.models.fingerprint import kv_libraries, model_namespace
 from vllm_mlx.engine.models.fit import PLANNED_CONTEXT, plan_kv_budget
 from vllm_mlx.engine.models.progress import ProgressCallback
 from vllm_mlx.engine.models.resolve import resolve_model
@@ -40,6 +44,7 @@ def load_engine(model: ModelConfig, engine: EngineConfig, on_progress: ProgressC
     memory.set_limits(limits)
     tokenizer = load_tokenizer(path, trust_remote_code=model.trust_remote_code)
 
+    from vllm_mlx.engine.kv.spill import open_spill
     from vllm_mlx.engine.models.assembly import assemble_engine
     from vllm_mlx.engine.models.probe import probe_model
     from vllm_mlx.engine.models.text import floating_dtype, load_text_model, weights_bytes
@@ -71,15 +76,44 @@ def load_engine(model: ModelConfig, engine: EngineConfig, on_progress: ProgressC
         generation_defaults=generation_defaults(path),
         pid=os.getpid(),
     )
+    namespace = prefix_namespace(path, model, engine, kv_dtype=info.dtype)
+    spill = None
+    if engine.ssd_cache_dir is not None:
+        folder = Path(engine.ssd_cache_dir)
+        spill = open_spill(namespace, folder, max_bytes=engine.ssd_cache_max_bytes)
+    if engine.cache_memory_bytes is None:
+        share = int(limits.total_bytes * engine.cache_memory_fraction)
+        engine = msgspec.structs.replace(engine, cache_memory_bytes=share)
     return assemble_engine(
         loaded,
         probe,
         info,
         engine,
         tokenizer.detokenizer,
+        namespace=namespace,
+        spill=spill,
         max_prefill_area=_max_prefill_area(summary, engine),
         device_memory=memory.device_memory,
         release_memory=memory.release_cached,
+    )
+
+
+def prefix_namespace(
+    path: Path, model: ModelConfig, engine: EngineConfig, *, kv_dtype: str
+) -> Namespace:
+    """Return what the KV of this engine depends on; reads weights only for an SSD tier.
+
+    In RAM only this process' one model can be found, so that its path is identity enough.
+    """
+    if engine.ssd_cache_dir is None:
+        return Namespace(weights=str(path), kv_dtype=kv_dtype, block_size=engine.cache_block_size)
+    return model_namespace(
+        path,
+        Path(model.adapter_path) if model.adapter_path is not None else None,
+        kv_dtype,
+        engine.cache_block_size,
+        kv_libraries(),
+        label=model.model,
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 from quart import Response
 
-from vllm_mlx.engine.core.stats import DeviceMemory, EngineStats, RequestStats
+from vllm_mlx.engine.core.stats import DeviceMemory, EngineStats, PrefixStats, RequestStats
 from vllm_mlx.server.replies import json_response
 from vllm_mlx.server.runtime import ServerRuntime
 
@@ -45,7 +46,7 @@ class StatusRoute:
                 "total_completion_tokens": totals.completion_tokens,
                 "metal": memory if device is not None and "Metal" in device else None,
                 "device": {"name": device, **(memory or {})},
-                "cache": _cache_fields(),
+                "cache": _cache_fields(known.prefixes),
                 "requests": [_request_fields(request) for request in known.requests],
                 "engine": self._engine_fields(known, answers=stats is not None),
                 "unknown_fields": dict(runtime.unknown_fields.counts),
@@ -85,9 +86,22 @@ class StatusRoute:
         }
 
 
-def _cache_fields() -> dict[str, Any]:
-    """Describe the prefix cache, of which this build has none: nothing is stored, nothing hit."""
-    return {"type": "none", "entries": 0, "hit_rate": 0.0, "memory_mb": 0.0}
+def _cache_fields(stats: PrefixStats | None) -> dict[str, Any]:
+    """Describe the prefix store: what it holds and what part of the prompts it has spared."""
+    if stats is None:
+        return {"type": "none", "entries": 0, "hit_rate": 0.0, "memory_mb": 0.0}
+    rate = stats.hit_tokens / stats.query_tokens if stats.query_tokens else 0.0
+    return {
+        "type": "block_tree",
+        "entries": stats.num_blocks,
+        "hit_rate": round(rate, 4),
+        "memory_mb": stats.num_bytes / _MB,
+        "max_memory_mb": stats.max_bytes / _MB,
+        "hit_tokens": stats.hit_tokens,
+        "query_tokens": stats.query_tokens,
+        "evictions": stats.num_evicted,
+        "ssd": msgspec.to_builtins(stats.disk) if stats.disk is not None else None,
+    }
 
 
 def _memory_fields(memory: DeviceMemory | None) -> dict[str, float] | None:
@@ -111,7 +125,7 @@ def _request_fields(request: RequestStats) -> dict[str, Any]:
         "tokens_per_second": rate,
         "ttft_s": request.ttft_s,
         "progress": min(1.0, request.num_completion_tokens / max(1, request.max_tokens)),
-        "cache_hit_type": _cache_hit_type(request),
+        "cache_hit_type": request.cache_hit_type,
         "cached_tokens": request.num_cached_tokens,
         "generated_tokens": request.num_completion_tokens,
         "max_tokens": request.max_tokens,
@@ -120,10 +134,3 @@ def _request_fields(request: RequestStats) -> dict[str, Any]:
         "elapsed_s": request.age_s,
         "preemptions": request.num_preemptions,
     }
-
-
-def _cache_hit_type(request: RequestStats) -> str:
-    """Return `exact` when all that can come from a cache did: the last token is always computed."""
-    if request.num_cached_tokens == 0:
-        return "miss"
-    return "exact" if request.num_cached_tokens >= request.num_prompt_tokens - 1 else "prefix"

@@ -115,6 +115,10 @@ class FakeEngine:
             requests_finished=self._num_finished,
         )
 
+    def idle(self) -> bool:
+        """Have nothing that can wait."""
+        return False
+
     def close(self) -> None:
         """Take as long as told."""
         time.sleep(self._model.close_s)

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from vllm_mlx.engine.core.stats import DeviceMemory, EngineStats, RequestStats
+from vllm_mlx.engine.core.stats import (
+    DeviceMemory,
+    DiskPrefixStats,
+    EngineStats,
+    PrefixStats,
+    RequestStats,
+)
 from vllm_mlx.engine.errors import EngineDiedError
 
 if TYPE_CHECKING:
@@ -59,6 +65,14 @@ async def test_status_has_the_documented_fields(served: Served) -> None:
         num_waiting=2,
         kv_bytes=3_000_000,
         memory=DeviceMemory(active_bytes=10**9, peak_bytes=2 * 10**9, cache_bytes=0),
+        prefixes=PrefixStats(
+            num_blocks=5,
+            num_bytes=2_350_000_000,
+            hit_tokens=87,
+            query_tokens=100,
+            num_evicted=3,
+            disk=DiskPrefixStats(num_restored=7),
+        ),
         requests=(
             RequestStats(
                 request_id="chatcmpl-1",
@@ -66,6 +80,7 @@ async def test_status_has_the_documented_fields(served: Served) -> None:
                 num_prompt_tokens=10,
                 num_prefilled_tokens=10,
                 num_cached_tokens=4,
+                cache_hit_type="prefix",
                 num_completion_tokens=30,
                 max_tokens=60,
                 age_s=3.0,
@@ -91,7 +106,10 @@ async def test_status_has_the_documented_fields(served: Served) -> None:
     assert status["uptime_s"] > 0
     assert status["device"]["name"] == "cpu"
     assert status["device"]["active_memory_gb"] == 1.0
-    assert status["cache"] == {"type": "none", "entries": 0, "hit_rate": 0.0, "memory_mb": 0.0}
+    cache = status["cache"]
+    assert (cache["type"], cache["entries"], cache["hit_rate"]) == ("block_tree", 5, 0.87)
+    assert (cache["memory_mb"], cache["evictions"]) == (2350.0, 3)
+    assert cache["ssd"]["num_restored"] == 7
     assert status["engine"]["pid"] == served.engine.state.pid
     assert status["engine"]["blas"] == "libopenblas"
     (request,) = status["requests"]

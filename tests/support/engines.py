@@ -18,6 +18,7 @@ from vllm_mlx.engine.core.outputs import RowOutput, pack_tokens, unpack_tokens
 from vllm_mlx.engine.core.request import GenerationRequest, SamplingParams
 from vllm_mlx.engine.engine import Engine
 from vllm_mlx.engine.kv.block_hash import Namespace
+from vllm_mlx.engine.kv.spill import Spill
 from vllm_mlx.engine.models.assembly import assemble_engine
 from vllm_mlx.engine.models.probe import Probe, probe_model
 
@@ -81,6 +82,7 @@ def make_engine(
     make_decoder: Callable[[], Any] = SpelledTokens,
     model: Any = None,
     namespace: Namespace | None = None,
+    spill: Spill | None = None,
     cache_memory_bytes: int | None = None,
     **info: Any,
 ) -> Engine:
@@ -93,7 +95,13 @@ def make_engine(
         cache_memory_bytes=cache_memory_bytes,
     )
     return assemble_engine(
-        model or tiny, probe, make_info(kind, **info), config, make_decoder, namespace=namespace
+        model or tiny,
+        probe,
+        make_info(kind, **info),
+        config,
+        make_decoder,
+        namespace=namespace,
+        spill=spill,
     )
 
 

@@ -1,0 +1,203 @@
+"""Move blocks between the prefix tree in RAM and the tier on SSD, beside the step loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_mlx.engine.core.stats import DiskPrefixStats
+from vllm_mlx.engine.kv.block_codec import Block
+from vllm_mlx.engine.kv.block_hash import Namespace
+from vllm_mlx.engine.kv.block_transfer import from_run, to_run
+from vllm_mlx.engine.kv.disk_format import MAX_RUN_BLOCKS, StoredRun
+from vllm_mlx.engine.kv.disk_tier import DiskTier
+from vllm_mlx.engine.kv.disk_writer import DiskReader, DiskWriter
+from vllm_mlx.engine.kv.prefix_tree import Node
+
+logger = logging.getLogger(__name__)
+
+#: A prefix of this many tokens is worth storing at its first use; a shorter one at its second.
+HOT_TOKENS = 1024
+#: Assumed until a read was measured.
+_FIRST_READ_BYTES_PER_S = 500e6
+#: Weight of the newest measurement of the rate of computing.
+_SMOOTHING = 0.3
+_CLOSE_TIMEOUT_S = 3.0
+
+
+@dataclass(slots=True, eq=False)
+class Restore:
+    """Follow one chain on its way from disk to RAM; owned by the row that waits for it."""
+
+    future: Future[list[StoredRun]]
+    runs: deque[StoredRun] | None = None
+
+    def next_run(self) -> StoredRun | None:
+        """Return the next run that was read; None while reading, and after the last."""
+        if self.runs is None:
+            if not self.future.done():
+                return None
+            self.runs = deque(self.future.result())
+        return self.runs.popleft() if self.runs else None
+
+    @property
+    def is_done(self) -> bool:
+        """Say whether every run was taken."""
+        return self.runs is not None and not self.runs
+
+
+class Spill:
+    """Own the SSD tier of one engine: what is stored of it, its writer and its reader.
+
+    Host copies are made on the engine thread, files are written and read on threads of their own.
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        tier: DiskTier,
+        writer: DiskWriter,
+        reader: DiskReader,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._namespace = namespace
+        self._tier = tier
+        self._writer = writer
+        self._reader = reader
+        self._clock = clock
+        #: What this process has stored or found stored, by block.
+        self._stored: dict[bytes, frozenset[str]] = {}
+        self._compute_s_per_token: float | None = None
+        self._num_spilled = 0
+        self._num_restored = 0
+        self._num_declined = 0
+
+    def kinds(self, hashes: Sequence[bytes]) -> list[frozenset[str]]:
+        """Return what the tier has of each block of the longest stored prefix of a chain."""
+        return self._tier.kinds(hashes)
+
+    def is_stored(self, node: Node[Block]) -> bool:
+        """Say whether the tier has all parts of a block, as far as this process knows."""
+        return node.payload.kinds <= self._stored.get(node.hash, frozenset())
+
+    def is_hot(self, node: Node[Block]) -> bool:
+        """Say whether a block is worth storing: used twice, or part of a long prefix."""
+        return node.num_hits > 0 or node.depth * self._namespace.block_size >= HOT_TOKENS
+
+    def store(self, node: Node[Block], *, max_runs: int | None = None) -> bool:
+        """Submit a block and what comes before it, as far as that is not stored yet.
+
+        Returns whether more of the chain is left, which is so only beyond `max_runs`.
+        """
+        chain = [step for step in ancestry(node) if not self.is_stored(step)]
+        runs = consecutive_runs(chain)
+        for run in runs if max_runs is None else runs[:max_runs]:
+            parent = run[0].parent
+            stored = to_run(
+                self._namespace,
+                parent.hash if parent is not None else None,
+                [step.hash for step in run],
+                [step.payload for step in run],
+            )
+            if not self._writer.submit(stored):
+                return False
+            self._num_spilled += len(run)
+            for step in run:
+                self._stored[step.hash] = step.payload.kinds
+        return max_runs is not None and len(runs) > max_runs
+
+    def begin_restore(self, hashes: Sequence[bytes], wanted: Sequence[frozenset[str]]) -> Restore:
+        """Read a chain's blocks, of each the kinds that are wanted."""
+        return Restore(self._reader.submit(hashes, wanted))
+
+    def load(self, run: StoredRun) -> list[tuple[bytes, Block]]:
+        """Copy a run that was read to the device."""
+        found = from_run(run)
+        self._num_restored += len(found)
+        for block_hash, block in found:
+            self._stored[block_hash] = self._stored.get(block_hash, frozenset()) | block.kinds
+        return found
+
+    def computed(self, num_tokens: int, seconds: float) -> None:
+        """Learn how long computing prompt tokens takes, everything else that runs included."""
+        if num_tokens > 0 and seconds > 0:
+            new = seconds / num_tokens
+            old = self._compute_s_per_token
+            self._compute_s_per_token = new if old is None else old + _SMOOTHING * (new - old)
+
+    def is_worthwhile(self, num_tokens: int, num_bytes: int) -> bool:
+        """Say whether reading is predicted to be faster than computing."""
+        if self._compute_s_per_token is None:
+            return True
+        stats = self._tier.stats()
+        rate = stats.read_bytes / stats.read_s if stats.read_s else _FIRST_READ_BYTES_PER_S
+        is_faster = num_bytes / rate < num_tokens * self._compute_s_per_token
+        self._num_declined += not is_faster
+        return is_faster
+
+    def forget_stored(self) -> None:
+        """Forget what is stored: somebody else may have removed it."""
+        self._stored.clear()
+
+    def stats(self) -> DiskPrefixStats:
+        """Return the counters of this engine and the totals of the folder."""
+        tier, writer = self._tier.stats(), self._writer.stats()
+        return DiskPrefixStats(
+            num_runs=tier.num_runs,
+            num_bytes=tier.num_bytes,
+            max_bytes=tier.max_bytes,
+            num_spilled=self._num_spilled,
+            num_restored=self._num_restored,
+            num_declined=self._num_declined,
+            written_bytes=tier.written_bytes,
+            read_bytes=tier.read_bytes,
+            num_evicted=tier.num_evicted,
+            num_queued=writer.num_queued,
+            num_dropped=writer.num_dropped,
+            faults=tier.faults,
+        )
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything submitted is on disk; return whether it is."""
+        return self._writer.flush(timeout_s)
+
+    def close(self) -> None:
+        """Write what waits, for a few seconds at most, and let go of the folder."""
+        self._writer.close(_CLOSE_TIMEOUT_S)
+        self._reader.close()
+        self._tier.close()
+
+
+def open_spill(namespace: Namespace, folder: Path, *, max_bytes: int | None) -> Spill:
+    """Open the SSD tier in `folder`, and start its threads; raises CacheError if it is unusable."""
+    tier = DiskTier.open(folder, max_bytes)
+    writer = DiskWriter(tier)
+    writer.start()
+    return Spill(namespace, tier, writer, DiskReader(tier))
+
+
+def ancestry(node: Node[Block]) -> list[Node[Block]]:
+    """Return the chain from the first block to `node`."""
+    chain: list[Node[Block]] = []
+    step: Node[Block] | None = node
+    while step is not None:
+        chain.append(step)
+        step = step.parent
+    return chain[::-1]
+
+
+def consecutive_runs(chain: Sequence[Node[Block]]) -> list[list[Node[Block]]]:
+    """Cut blocks of one chain into runs without gaps, none longer than a file may hold."""
+    runs: list[list[Node[Block]]] = []
+    for node in chain:
+        if runs and node.parent is runs[-1][-1] and len(runs[-1]) < MAX_RUN_BLOCKS:
+            runs[-1].append(node)
+        else:
+            runs.append([node])
+    return runs

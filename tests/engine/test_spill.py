@@ -1,0 +1,210 @@
+"""Prefixes on SSD: they survive the engine, come back bit for bit, and never stop the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from support.engines import (
+    Driver,
+    differences,
+    make_engine,
+    random_prompt,
+    tiny_namespace,
+)
+from support.tiny_models import KINDS
+
+from vllm_mlx.engine.kv.block_codec import Block
+from vllm_mlx.engine.kv.block_transfer import from_run, to_run
+from vllm_mlx.engine.kv.spill import open_spill
+
+ALL_KINDS = sorted(KINDS)
+BLOCK = 64
+
+
+class Servers:
+    """Make drivers over one folder, each as if in a process started anew."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.drivers: list[Driver] = []
+
+    def start(self, kind: str = "full", **options: object) -> Driver:
+        """Start an engine whose RAM is empty."""
+        namespace = tiny_namespace(kind)
+        spill = open_spill(namespace, self.folder, max_bytes=None)
+        driver = Driver(
+            make_engine(kind, namespace=namespace, spill=spill, **options)  # type: ignore[arg-type]
+        )
+        self.drivers.append(driver)
+        return driver
+
+    def stop(self, driver: Driver) -> None:
+        """Stop an engine in order."""
+        self.drivers.remove(driver)
+        driver.engine.close()
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    """Return a maker of engines over one folder; those left are stopped at the end."""
+    made = Servers(tmp_path / "ssd")
+    yield made
+    for driver in list(made.drivers):
+        made.stop(driver)
+
+
+def ask(driver: Driver, name: str, prompt: list[int], max_tokens: int = 8) -> int:
+    """Run one greedy request; return how many tokens were cached, checked against the runner."""
+    before = driver.engine.stats().prefilled_tokens
+    driver.add(name, prompt, max_tokens=max_tokens)
+    driver.run()
+    final = driver.results[name].final
+    assert final is not None
+    assert final.error is None
+    done = driver.engine.stats().prefilled_tokens - before + 1
+    assert final.num_cached_tokens + done == len(prompt)
+    return final.num_cached_tokens
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_prefix_is_found_after_a_restart_with_the_same_tokens(
+    kind: str, servers: Servers
+) -> None:
+    """Used twice, stored at the end, restored by a new engine, equal to mlx-lm's tokens."""
+    prompt = random_prompt(200, 1)
+    first = servers.start(kind)
+    assert ask(first, "cold", prompt) == 0
+    assert ask(first, "ram", prompt) == 192
+    servers.stop(first)
+    second = servers.start(kind)
+    assert ask(second, "ssd", prompt) == 192
+    assert ask(second, "ram", prompt) == 192
+    for name in ("ssd", "ram"):
+        assert differences(kind, prompt, second.results[name].tokens)[0] == []
+    disk = second.engine.stats().prefixes.disk  # type: ignore[union-attr]
+    assert disk is not None
+    assert (disk.num_restored, disk.faults) == (3, {})
+
+
+def test_a_long_prefix_is_stored_at_its_first_use_while_the_engine_is_idle(
+    servers: Servers,
+) -> None:
+    """1,024 tokens and more need no second use, and no shutdown."""
+    prompt = random_prompt(1200, 2)
+    first = servers.start()
+    ask(first, "cold", prompt)
+    while first.engine.idle():
+        pass
+    disk = first.engine.stats().prefixes.disk  # type: ignore[union-attr]
+    assert disk is not None
+    assert disk.num_spilled == 1200 // BLOCK
+    assert first.engine._prefixes._spill.flush(10.0)  # type: ignore[attr-defined]
+    second = servers.start()
+    assert ask(second, "ssd", prompt) == 1152
+
+
+def test_a_short_prompt_used_once_is_not_stored(servers: Servers) -> None:
+    """One-shot prompts do not wear the SSD."""
+    first = servers.start()
+    ask(first, "once", random_prompt(300, 3))
+    servers.stop(first)
+    assert list(servers.folder.rglob("*.run")) == []
+
+
+def test_a_block_evicted_from_ram_is_found_on_ssd(servers: Servers) -> None:
+    """RAM for a few blocks only: what leaves it comes back from the SSD."""
+    block_bytes = make_engine()._layout.row_cost.row_bytes(BLOCK)
+    driver = servers.start(cache_memory_bytes=6 * block_bytes)
+    prompt = random_prompt(330, 4)
+    ask(driver, "cold", prompt)
+    assert ask(driver, "hot", prompt) == 320
+    for n in range(3):
+        ask(driver, f"other{n}", random_prompt(330, 5 + n))
+    stats = driver.engine.stats().prefixes
+    assert stats is not None
+    assert stats.num_evicted > 0
+    assert ask(driver, "again", prompt) == 320
+    assert differences("full", prompt, driver.results["again"].tokens)[0] == []
+
+
+def test_another_model_never_finds_an_entry(servers: Servers) -> None:
+    """Two namespaces on one folder share nothing."""
+    prompt = random_prompt(200, 8)
+    first = servers.start("full")
+    ask(first, "cold", prompt)
+    ask(first, "hot", prompt)
+    servers.stop(first)
+    assert ask(servers.start("rotating"), "cold", prompt) == 0
+
+
+def test_a_damaged_file_is_a_miss_and_a_counted_fault(servers: Servers) -> None:
+    """The request is computed, the engine goes on, and the fault says why."""
+    prompt = random_prompt(200, 9)
+    first = servers.start()
+    ask(first, "cold", prompt)
+    ask(first, "hot", prompt)
+    servers.stop(first)
+    for file in servers.folder.rglob("*.run"):
+        data = bytearray(file.read_bytes())
+        data[-100] ^= 1
+        file.write_bytes(data)
+    second = servers.start()
+    assert ask(second, "cold", prompt) == 0
+    assert differences("full", prompt, second.results["cold"].tokens)[0] == []
+    disk = second.engine.stats().prefixes.disk  # type: ignore[union-attr]
+    assert disk is not None
+    assert disk.faults == {"damaged": 1}
+
+
+def test_others_decode_at_every_step_while_a_prefix_is_restored(servers: Servers) -> None:
+    """A restore is read beside the steps: a running row gets its token at each of them."""
+    prompt = random_prompt(2000, 10)
+    first = servers.start()
+    ask(first, "cold", prompt)
+    servers.stop(first)
+    second = servers.start()
+    second.add("stream", random_prompt(3, 11), max_tokens=200)
+    while not second.results["stream"].tokens:
+        second.step()
+    second.add("restored", prompt, max_tokens=4)
+    while second.results["restored"].final is None:
+        before = len(second.results["stream"].tokens)
+        second.step()
+        assert len(second.results["stream"].tokens) == before + 1
+    assert second.results["restored"].final.num_cached_tokens == 1984
+    second.run()
+
+
+def test_an_abort_while_a_prefix_is_read_leaves_nothing_held(servers: Servers) -> None:
+    """Blocks loaded for a row that left can be evicted."""
+    prompt = random_prompt(2000, 12)
+    first = servers.start()
+    ask(first, "cold", prompt)
+    servers.stop(first)
+    second = servers.start()
+    second.add("leaves", prompt, max_tokens=4)
+    second.step()
+    second.engine.abort("leaves")
+    second.run()
+    second.engine.clear_prefixes()
+    stats = second.engine.stats().prefixes
+    assert stats is not None
+    assert (stats.num_blocks, stats.num_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_blocks_come_back_bit_for_bit(dtype: mx.Dtype) -> None:
+    """Every dtype survives the way to bytes and back, a state that was never set included."""
+    part = mx.random.normal((2, 3, BLOCK, 8)).astype(dtype)
+    block = Block(b"\0" * 4 * BLOCK, (part, part * 2), (part * 3,), (part[0], None))
+    run = to_run(tiny_namespace("full"), None, [b"h" * 32], [block])
+    [(block_hash, back)] = from_run(run)
+    assert (block_hash, back.tokens, back.kinds) == (b"h" * 32, block.tokens, block.kinds)
+    assert back.state is not None
+    assert back.state[1] is None
+    for before, after in zip(block.arrays(), back.arrays(), strict=True):
+        assert after.dtype == dtype
+        assert mx.array_equal(before.view(mx.uint8), after.view(mx.uint8)).item()
