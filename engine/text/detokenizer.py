@@ -218,7 +218,7 @@ def make_detokenizer_factory(
     `decoder_state` is the decoder's JSON (None without one), `decode` the tokenizer's own
     decoding without special tokens. All detokenizers of one factory share one table of pieces.
     """
-    spec = {} if decoder_state is None else json.loads(decoder_state)
+    spec = decoder_spec(decoder_state)
     if spec.get("type") == "ByteLevel":
         byte_pieces = byte_level_pieces(piece_of)
         return lambda: ByteLevelDetokenizer(byte_pieces)
@@ -227,6 +227,12 @@ def make_detokenizer_factory(
         pieces = sentencepiece_pieces(piece_of, rules)
         return lambda: SentencePieceDetokenizer(pieces, rules)
     return lambda: WindowDetokenizer(decode, lambda token_id: piece_of(token_id) is not None)
+
+
+def decoder_spec(decoder_state: bytes | None) -> dict[str, Any]:
+    """Return a decoder's own description; empty without one."""
+    spec: dict[str, Any] = {} if decoder_state is None else json.loads(decoder_state)
+    return spec
 
 
 def parse_rules(spec: dict[str, Any]) -> PieceRules | None:

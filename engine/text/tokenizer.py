@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm_mlx.engine.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError
 from vllm_mlx.engine.text.detokenizer import Detokenizer, make_detokenizer_factory
+from vllm_mlx.engine.text.spelling import Spell, make_spell, token_offsets
 
 #: Parameters of `apply_chat_template` that a template may be given through by a request.
 _TEMPLATE_PARAMETERS = frozenset({"documents", "continue_final_message", "kwargs"})
@@ -37,6 +38,7 @@ class Tokenizer:
             token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
         )
         self._new_detokenizer: Callable[[], Detokenizer] | None = None
+        self._spell: Spell | None = None
 
     @property
     def has_chat_template(self) -> bool:
@@ -145,11 +147,25 @@ class Tokenizer:
     def detokenizer(self) -> Detokenizer:
         """Return a new incremental detokenizer for one row."""
         if self._new_detokenizer is None:
-            decoder = None if self._backend is None else self._backend.decoder
             self._new_detokenizer = make_detokenizer_factory(
-                None if decoder is None else decoder.__getstate__(), self._piece_of, self.decode
+                self._decoder_state(), self._piece_of, self.decode
             )
         return self._new_detokenizer()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for: part of a character, maybe.
+
+        Special tokens are spelt as templates write them. Cheap: a look-up.
+        """
+        if self._spell is None:
+            self._spell = make_spell(
+                self._decoder_state(), self._piece_of, self._special_of, self.decode
+            )
+        return self._spell(token_id)
+
+    def token_offsets(self, token_ids: Sequence[int], text: str) -> list[int]:
+        """Return the character of `text`, which `token_ids` encode, where each token begins."""
+        return token_offsets(token_ids, text, self.detokenizer(), self._special_of)
 
     def copy(self) -> Tokenizer:
         """Return a tokenizer for one more thread.
@@ -161,12 +177,22 @@ class Tokenizer:
         if self._backend is None:
             shared._tokenizer = copy.deepcopy(self._tokenizer)
             shared._new_detokenizer = None
+            shared._spell = None
         return shared
+
+    def _decoder_state(self) -> bytes | None:
+        decoder = None if self._backend is None else self._backend.decoder
+        return None if decoder is None else bytes(decoder.__getstate__())
+
+    def _special_of(self, token_id: int) -> str | None:
+        """Return a special token as templates write it; None for every other id."""
+        return self._raw_piece_of(token_id) if token_id in self._special_ids else None
 
     def _piece_of(self, token_id: int) -> str | None:
         """Return a token's string in the vocabulary; None for special and unknown ids."""
-        if token_id in self._special_ids:
-            return None
+        return None if token_id in self._special_ids else self._raw_piece_of(token_id)
+
+    def _raw_piece_of(self, token_id: int) -> str | None:
         if self._backend is None:
             if token_id >= self.vocab_size:
                 return None
