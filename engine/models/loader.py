@@ -21,6 +21,8 @@ from vllm_mlx.engine.models.summary import CheckpointSummary, summarize_checkpoi
 from vllm_mlx.engine.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
+    from mlx.nn.layers.base import Module
+
     from vllm_mlx.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ def load_engine(model: ModelConfig, engine: EngineConfig, on_progress: ProgressC
     """Load the model and return its engine, ready to step; the calling thread owns it from then.
 
     MLX is imported only once the model's files are found, so that a wrong name is told at once.
-    Raises ModelLoadError subclasses.
+    Raises ModelLoadError subclasses, and CacheError for an SSD tier that cannot be used.
     """
     on_progress("resolving", None)
     path = resolve_model(model, on_progress)
@@ -47,35 +49,11 @@ def load_engine(model: ModelConfig, engine: EngineConfig, on_progress: ProgressC
     from vllm_mlx.engine.kv.spill import open_spill
     from vllm_mlx.engine.models.assembly import assemble_engine
     from vllm_mlx.engine.models.probe import probe_model
-    from vllm_mlx.engine.models.text import floating_dtype, load_text_model, weights_bytes
 
-    is_cpu = platform.installed_backend() == "cpu"
-    loaded = load_text_model(
-        path,
-        dtype=summary.dtype if is_cpu or model.dtype != "auto" else None,
-        dequantize=summary.dequantizes,
-        adapter_path=model.adapter_path,
-        trust_remote_code=model.trust_remote_code,
-        on_progress=on_progress,
-    )
+    loaded = _load_weights(path, summary, model, on_progress)
     on_progress("warming up", None)
     probe = probe_model(loaded, summary.model_type, max_token=tokenizer.vocab_size)
-    info = ModelInfo(
-        model=model.model,
-        path=str(path),
-        model_type=summary.model_type,
-        max_model_len=summary.context_length,
-        dtype=floating_dtype(loaded),
-        weights_bytes=weights_bytes(loaded),
-        kv_bytes_per_token=summary.kv_bytes_per_token,
-        kv_budget_bytes=plan_kv_budget(summary, engine, memory.device_limits(), is_loaded=True),
-        kv_max_tokens=summary.context_length,
-        device=platform.device_name(),
-        blas=platform.load_blas().library,
-        eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)),
-        generation_defaults=generation_defaults(path),
-        pid=os.getpid(),
-    )
+    info = _describe(loaded, path, summary, model, engine, tokenizer.eos_token_ids)
     namespace = prefix_namespace(path, model, engine, kv_dtype=info.dtype)
     spill = None
     if engine.ssd_cache_dir is not None:
@@ -95,6 +73,51 @@ def load_engine(model: ModelConfig, engine: EngineConfig, on_progress: ProgressC
         max_prefill_area=_max_prefill_area(summary, engine),
         device_memory=memory.device_memory,
         release_memory=memory.release_cached,
+    )
+
+
+def _load_weights(
+    path: Path, summary: CheckpointSummary, model: ModelConfig, on_progress: ProgressCallback
+) -> Module:
+    from vllm_mlx.engine.models.text import load_text_model
+
+    is_cast = platform.installed_backend() == "cpu" or model.dtype != "auto"
+    return load_text_model(
+        path,
+        dtype=summary.dtype if is_cast else None,
+        dequantize=summary.dequantizes,
+        adapter_path=model.adapter_path,
+        trust_remote_code=model.trust_remote_code,
+        on_progress=on_progress,
+    )
+
+
+def _describe(
+    loaded: Module,
+    path: Path,
+    summary: CheckpointSummary,
+    model: ModelConfig,
+    engine: EngineConfig,
+    eos_token_ids: frozenset[int],
+) -> ModelInfo:
+    """Say what was loaded; the KV budget is planned anew, from what is really free now."""
+    from vllm_mlx.engine.models.text import floating_dtype, weights_bytes
+
+    return ModelInfo(
+        model=model.model,
+        path=str(path),
+        model_type=summary.model_type,
+        max_model_len=summary.context_length,
+        dtype=floating_dtype(loaded),
+        weights_bytes=weights_bytes(loaded),
+        kv_bytes_per_token=summary.kv_bytes_per_token,
+        kv_budget_bytes=plan_kv_budget(summary, engine, memory.device_limits(), is_loaded=True),
+        kv_max_tokens=summary.context_length,
+        device=platform.device_name(),
+        blas=platform.load_blas().library,
+        eos_token_ids=tuple(sorted(eos_token_ids)),
+        generation_defaults=generation_defaults(path),
+        pid=os.getpid(),
     )
 
 

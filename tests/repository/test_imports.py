@@ -30,6 +30,7 @@ USES_MLX = [
     "engine/kv/slot_layers.py",
     "engine/kv/slots.py",
     "engine/kv/step_view.py",
+    "engine/kv/spill.py",
     "engine/kv/stock_caches.py",
     "engine/kv/store.py",
     "engine/models/assembly.py",

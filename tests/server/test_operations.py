@@ -19,6 +19,38 @@ from vllm_mlx.engine.errors import EngineDiedError
 if TYPE_CHECKING:
     from tests.server.conftest import Served, ServerFactory
 
+#: What an engine in the middle of its work says.
+BUSY = EngineStats(
+    steps_executed=12,
+    num_running=1,
+    num_waiting=2,
+    kv_bytes=3_000_000,
+    memory=DeviceMemory(active_bytes=10**9, peak_bytes=2 * 10**9, cache_bytes=0),
+    prefixes=PrefixStats(
+        num_blocks=5,
+        num_bytes=2_350_000_000,
+        hit_tokens=87,
+        query_tokens=100,
+        num_evicted=3,
+        disk=DiskPrefixStats(num_restored=7),
+    ),
+    requests=(
+        RequestStats(
+            request_id="chatcmpl-1",
+            phase="generation",
+            num_prompt_tokens=10,
+            num_prefilled_tokens=10,
+            num_cached_tokens=4,
+            cache_hit_type="prefix",
+            num_completion_tokens=30,
+            max_tokens=60,
+            age_s=3.0,
+            ttft_s=1.0,
+            generation_s=2.0,
+        ),
+    ),
+)
+
 
 async def test_health_is_200_whatever_the_engine_does(make_server: ServerFactory) -> None:
     """Liveness says nothing of the model."""
@@ -59,36 +91,7 @@ async def test_restarting_is_not_ready_though_the_model_was(served: Served) -> N
 
 async def test_status_has_the_documented_fields(served: Served) -> None:
     """All fields of the manual are there, Metal is null elsewhere, the device stands beside it."""
-    served.engine.engine_stats = EngineStats(
-        steps_executed=12,
-        num_running=1,
-        num_waiting=2,
-        kv_bytes=3_000_000,
-        memory=DeviceMemory(active_bytes=10**9, peak_bytes=2 * 10**9, cache_bytes=0),
-        prefixes=PrefixStats(
-            num_blocks=5,
-            num_bytes=2_350_000_000,
-            hit_tokens=87,
-            query_tokens=100,
-            num_evicted=3,
-            disk=DiskPrefixStats(num_restored=7),
-        ),
-        requests=(
-            RequestStats(
-                request_id="chatcmpl-1",
-                phase="generation",
-                num_prompt_tokens=10,
-                num_prefilled_tokens=10,
-                num_cached_tokens=4,
-                cache_hit_type="prefix",
-                num_completion_tokens=30,
-                max_tokens=60,
-                age_s=3.0,
-                ttft_s=1.0,
-                generation_s=2.0,
-            ),
-        ),
-    )
+    served.engine.engine_stats = BUSY
     await served.chat("abc")
     status = await (await served.client.get("/v1/status")).get_json()
     expected = {
