@@ -1,3 +1,4 @@
+from vllm_mlx.engine.parsing.detect import detect_parsers
 from vllm_mlx.engine.parsing.events import (
     ContentDelta,
     Event,
@@ -19,5 +20,6 @@ __all__ = [
     "ToolArgumentsDelta",
     "ToolCallEnd",
     "ToolCallStart",
+    "detect_parsers",
     "make_parser",
 ]

@@ -16,7 +16,7 @@ from vllm_mlx.engine.parsing.tool_format import ToolFormat
 class JsonFormat(ToolFormat):
     """Read a JSON object or a list of them behind a trigger, up to a closer where there is one.
 
-    An anchored trigger that is a bracket is part of the JSON itself.
+    A bracket at the end of a trigger is part of the JSON itself.
     """
 
     keys: ClassVar[CallKeys] = CallKeys()
@@ -32,8 +32,8 @@ class JsonFormat(ToolFormat):
     def parse(cls, scan: Scan) -> Steps[None]:
         """Read the calls of one block."""
         is_bare = scan.trigger in ("{", "[")
-        if is_bare:
-            scan.reader.pos -= len(scan.trigger)
+        if scan.trigger[-1] in "{[":
+            scan.reader.pos -= 1
         calls = JsonCallReader(scan, cls.keys)
         yield from calls.payload(separators=cls.separators, keeps_unknown=not is_bare)
         if cls.closers and not is_bare:

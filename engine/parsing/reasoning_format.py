@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import ClassVar
 
 from vllm_mlx.engine.parsing.outbox import Mode
@@ -22,8 +21,8 @@ class ReasoningFormat:
     closers: tuple[str, ...] = ()
     #: Markers that say neither and are left out.
     dropped: tuple[str, ...] = ()
-    #: Text of which one shows, in a chat template, that a model uses this format.
-    template_signs: ClassVar[tuple[str, ...]] = ()
+    #: What shows in a chat template that a model reasons so: any of these groups, whole.
+    signs: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -46,9 +45,3 @@ class ReasoningFormat:
     def render(self, reasoning: str) -> str:
         """Return the text of a reasoning block as a model writes it."""
         return f"{self.openers[0]}\n{reasoning}\n{self.closers[0]}\n\n"
-
-    @classmethod
-    def matches(cls, template: str, vocabulary: Collection[str]) -> str | None:
-        """Return what shows that a model with this chat template uses this format, or None."""
-        del vocabulary
-        return next((sign for sign in cls.template_signs if sign in template), None)

@@ -84,7 +84,6 @@ class TaggedFormat(ToolFormat):
     def arguments(cls, scan: Scan) -> Steps[None]:
         """Read all arguments and the closing tag of the call."""
         reader = scan.reader
-        end = cls.value_end()
         separator = "{"
         while True:
             yield from reader.space()
@@ -106,7 +105,7 @@ class TaggedFormat(ToolFormat):
                 reader,
                 scan.emit,
                 scan.schema.child(key.strip()),
-                end,
+                cls.value_end(opener),
                 is_text=cls.value_opens[opener],
             )
 
@@ -119,8 +118,9 @@ class TaggedFormat(ToolFormat):
         return opener
 
     @classmethod
-    def value_end(cls) -> ValueEnd:
-        """Return what ends a value."""
+    def value_end(cls, opener: str) -> ValueEnd:
+        """Return what ends a value that began with `opener`."""
+        del opener
         lines = (f"\n{cls.value_close}",) if cls.has_value_lines else ()
         block = (cls.block_close,) if cls.block_close else ()
         return ValueEnd((*lines, cls.value_close), (cls.argument_open, cls.call_close, *block))

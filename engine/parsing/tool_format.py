@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from vllm_mlx.engine.parsing.reader import Steps
@@ -32,6 +32,10 @@ class ToolFormat(ABC):
     ends_reasoning: ClassVar[bool] = False
     #: Reads what frames the whole answer, where no reasoning format does.
     framing: ClassVar[type[ReasoningFormat] | None] = None
+    #: What shows in a chat template that a model writes this format: any of these groups, whole.
+    signs: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    #: Tokens of which one shows the same in a vocabulary.
+    tokens: ClassVar[tuple[str, ...]] = ()
     #: Written between two rendered calls.
     between: ClassVar[str] = "\n"
 
@@ -73,9 +77,3 @@ class ToolFormat(ABC):
     def new_id(cls) -> str:
         """Make the id of a call whose text carries none."""
         return f"call_{secrets.token_hex(12)}"
-
-    @classmethod
-    def matches(cls, template: str, vocabulary: Collection[str]) -> str | None:
-        """Return what shows that a model with this chat template writes this format, or None."""
-        del template, vocabulary
-        return None

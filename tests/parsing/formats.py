@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_mlx.engine.parsing import TOOL_PARSERS
+from vllm_mlx.engine.parsing.registry import make_reasoning
 
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
 
@@ -50,6 +51,8 @@ class Answers:
     tools: str
     reasoning: str = "qwen3"
     put: Callable[[str, str, str], str] = _plain
+    #: Kinds of arguments that the format itself cannot write.
+    unwritable: tuple[str, ...] = ()
 
     def write(
         self, calls: Calls = (), *, before: str = "", behind: str = "", reasoning: str = ""
@@ -58,8 +61,6 @@ class Answers:
         rendered = TOOL_PARSERS[self.tools].render_calls(calls) if calls else ""
         thought = ""
         if reasoning:
-            from vllm_mlx.engine.parsing.registry import make_reasoning
-
             found = make_reasoning(self.reasoning)
             assert found is not None
             thought = found.render(reasoning)
@@ -68,24 +69,37 @@ class Answers:
 
 ANSWERS = [
     Answers("anthropic", put=_fenced),
+    Answers("apertus", "apertus"),
+    Answers("apriel", "apriel"),
     Answers("auto"),
+    Answers("cohere", "cohere"),
+    Answers("command_r"),
     Answers("deepseek", "deepseek_r1"),
     Answers("deepseek_v31", "deepseek_v3"),
     Answers("deepseek_v32", "deepseek_v4"),
     Answers("deepseek_v4", "deepseek_v4"),
+    Answers("firefunction"),
     Answers("functionary", put=_functionary),
     Answers("functionary_v31"),
     Answers("gemini", put=_fenced),
     Answers("gemma3"),
     Answers("gemma4", "gemma4"),
+    Answers("gigachat"),
+    Answers("gigachat3"),
     Answers("glm47", "glm4"),
     Answers("granite"),
     Answers("harmony", "harmony", put=_harmony),
     Answers("hermes"),
+    Answers("hunyuan", "hunyuan"),
     Answers("kimi", "kimi"),
+    Answers("kimi_k3", "kimi_k3"),
+    Answers("lfm2"),
     Answers("llama", put=_python_tag),
     Answers("llama4", put=_python_start),
+    Answers("minicpm5"),
     Answers("minimax", "minimax"),
+    Answers("minimax_m1"),
+    Answers("minimax_m3", "minimax_m3", unwritable=("nested", "angles")),
     Answers("mistral", "mistral"),
     Answers("mistral_list", "mistral"),
     Answers("nemotron"),
@@ -94,6 +108,8 @@ ANSWERS = [
     Answers("poolside_v1", "poolside_v1"),
     Answers("qwen"),
     Answers("qwen3_xml"),
+    Answers("seed_oss", "seed_oss"),
+    Answers("solar", "solar"),
     Answers("step3p5", "step3p5"),
     Answers("xlam", put=_fenced),
 ]

@@ -8,7 +8,7 @@ from vllm_mlx.engine.parsing.reasoning.think_tags import ThinkTags
 class DeepSeekV4(ThinkTags):
     """Read `<think>` blocks; that calls end them is the tool format's to say."""
 
-    template_signs = ("｜DSML｜",)
+    signs = (("｜DSML｜",),)
 
     def render(self, reasoning: str) -> str:
         """Return the text of a block."""

@@ -17,9 +17,9 @@ _CHANNELS = {"thought": Mode.REASONING, "response": Mode.CONTENT, "final": Mode.
 class Gemma4(ReasoningFormat):
     """Read `<|channel>thought` up to `<channel|>`."""
 
+    signs = (("<|channel>",),)
     openers = (_OPEN,)
     closers = (_CLOSE,)
-    template_signs = ("<|channel>thought", "<|channel>")
 
     def enter(self, marker: str, reader: Reader) -> Steps[Mode]:
         """Read the channel's name."""

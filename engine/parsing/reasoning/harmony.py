@@ -11,9 +11,9 @@ from vllm_mlx.engine.parsing.reasoning_format import ReasoningFormat
 class Harmony(ReasoningFormat):
     """Read messages; what goes to a function is left to the tool format."""
 
+    signs = (("<|channel|>analysis",),)
     openers = (CHANNEL, START)
     closers = (END, RETURN)
-    template_signs = ("<|channel|>analysis<|message|>",)
     #: What the text of the analysis channel is.
     analysis = Mode.REASONING
 

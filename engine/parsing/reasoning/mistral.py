@@ -8,9 +8,9 @@ from vllm_mlx.engine.parsing.reasoning_format import ReasoningFormat
 class Mistral(ReasoningFormat):
     """Read `[THINK]` blocks."""
 
+    signs = (("[THINK]",),)
     openers = ("[THINK]",)
     closers = ("[/THINK]",)
-    template_signs = ("[THINK]",)
 
     def render(self, reasoning: str) -> str:
         """Return the text of a block."""

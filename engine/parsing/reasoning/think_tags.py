@@ -10,6 +10,9 @@ from vllm_mlx.engine.parsing.reasoning_format import ReasoningFormat
 class ThinkTags(ReasoningFormat):
     """Read `<think>` blocks; the opening tag may have been written by the template already."""
 
-    openers = ("<think>",)
-    closers = ("</think>",)
-    template_signs: ClassVar[tuple[str, ...]] = ("</think>", "<think>")
+    signs: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("</think>",),
+        ("<think>",),
+    )
+    openers: tuple[str, ...] = ("<think>",)
+    closers: tuple[str, ...] = ("</think>",)

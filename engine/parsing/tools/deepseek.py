@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
 from vllm_mlx.engine.parsing.named_format import NamedFormat
 from vllm_mlx.engine.parsing.reader import Steps
@@ -23,6 +24,13 @@ _KIND = "function"
 class DeepSeek(NamedFormat):
     """Read all three forms; write R1's and V3's."""
 
+    signs: ClassVar[tuple[tuple[str, ...], ...]] = (
+        (
+            "<｜tool▁calls▁begin｜>",
+            "```json",
+        ),
+    )
+    tokens = ("<｜tool▁calls▁begin｜>",)
     triggers = (_BLOCK, _CALL)
     closers = (_BLOCK_END,)
     opening = _BLOCK
@@ -80,6 +88,7 @@ class DeepSeek(NamedFormat):
 class DeepSeekV31(DeepSeek):
     """Read all forms; write V3.1's."""
 
+    signs = (("<｜tool▁calls▁begin｜>",),)
     between = ""
 
     @classmethod

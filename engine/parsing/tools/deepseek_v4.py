@@ -36,10 +36,18 @@ class DeepSeekV32Tags(DeepSeekV4Tags):
 class DeepSeekV4(FormatGroup):
     """Write V4's block; read both."""
 
+    signs = (("｜DSML｜",),)
+    tokens = ("｜DSML｜",)
     members = (DeepSeekV4Tags, DeepSeekV32Tags)
 
 
 class DeepSeekV32(FormatGroup):
     """Write V3.2's block; read both."""
 
+    signs = (
+        (
+            "｜DSML｜",
+            "function_calls",
+        ),
+    )
     members = (DeepSeekV32Tags, DeepSeekV4Tags)

@@ -87,12 +87,17 @@ class FunctionaryV2(NamedFormat):
 class Functionary(FormatGroup):
     """Write version 3.2; read it, 2.4, and the tags of 3.1."""
 
+    signs = (
+        (">>>all\\n",),
+        ("<|recipient|>",),
+    )
     members = (FunctionaryV3, FunctionaryV2, FunctionTag)
 
 
 class FunctionaryV31(FormatGroup):
     """Write the tags of version 3.1; read all."""
 
+    signs = (("<function=example_function_name>{",),)
     members = (FunctionTag, FunctionaryV3, FunctionaryV2)
 
 

@@ -112,10 +112,16 @@ class GemmaCode(ToolFormat):
 class Gemma4(FormatGroup):
     """Write Gemma 4's notation; read Gemma 3's fence, too."""
 
+    signs = (
+        ("<|tool_call>",),
+        ("<tool_call|>",),
+    )
+    tokens = ("<|tool_call>",)
     members = (Gemma4Call, GemmaCode)
 
 
 class Gemma3(FormatGroup):
     """Write Gemma 3's fence; read both."""
 
+    signs = (("```tool_code",),)
     members = (GemmaCode, Gemma4Call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
 from vllm_mlx.engine.parsing.reader import Steps
 from vllm_mlx.engine.parsing.scan import Scan
@@ -14,6 +15,8 @@ _NAME_END = re.compile(r"[\s<]")
 class Glm47(TaggedFormat):
     """Read and write GLM's calls; line breaks between the tags may be there or not."""
 
+    signs: ClassVar[tuple[tuple[str, ...], ...]] = (("<arg_key>",),)
+    tokens = ("<arg_key>",)
     triggers = ("<tool_call>",)
     closers = ("</tool_call>",)
     call_open = "<tool_call>"
@@ -22,6 +25,8 @@ class Glm47(TaggedFormat):
     argument_open = "<arg_key>"
     value_opens = {"</arg_key>\n<arg_value>": None}  # noqa: RUF012
     value_close = "</arg_value>"
+    key_close: ClassVar[str] = "</arg_key>"
+    value_open: ClassVar[str] = "<arg_value>"
 
     @classmethod
     def call(cls, scan: Scan) -> Steps[None]:
@@ -34,7 +39,7 @@ class Glm47(TaggedFormat):
     @classmethod
     def value_opener(cls, scan: Scan, openers: tuple[str, ...]) -> Steps[str]:
         """Read what stands between key and value."""
-        yield from scan.reader.expect("</arg_key>")
+        yield from scan.reader.expect(cls.key_close)
         yield from scan.reader.space()
-        yield from scan.reader.expect("<arg_value>")
+        yield from scan.reader.expect(cls.value_open)
         return openers[0]

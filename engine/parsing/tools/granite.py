@@ -18,4 +18,6 @@ class GraniteList(JsonFormat):
 class Granite(FormatGroup):
     """Write Granite 3's list; read both forms."""
 
+    signs = (("<|tool_call|>",),)
+    tokens = ("<|tool_call|>",)
     members = (GraniteList, HermesJson)

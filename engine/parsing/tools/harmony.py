@@ -25,6 +25,17 @@ class Harmony(NamedFormat):
     A call starts with the end of its header: only then is its recipient final.
     """
 
+    signs = (
+        (
+            "<|channel|>commentary",
+            "functions.",
+        ),
+        (
+            "<|channel|>",
+            "commentary",
+            "to=",
+        ),
+    )
     triggers = (CHANNEL, START)
     anchored = (RECIPIENT,)
     closers = (CALL, END, RETURN)

@@ -19,4 +19,15 @@ class HermesJson(JsonFormat):
 class Hermes(FormatGroup):
     """Write JSON in tags; read the tagged arguments of later models, too."""
 
+    signs = (
+        (
+            "<tool_call>",
+            '"name"',
+        ),
+        (
+            "<tool_call>",
+            '"arguments"',
+        ),
+    )
+    tokens = ("<tool_call>",)
     members = (HermesJson, Qwen3Xml)

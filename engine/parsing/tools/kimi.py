@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
 
-from vllm_mlx.engine.parsing.grammar import Grammar, any_of, function_of
-from vllm_mlx.engine.parsing.named_format import NamedFormat
+from vllm_mlx.engine.parsing.named_format import ID, NamedFormat
 from vllm_mlx.engine.parsing.reader import Steps
 from vllm_mlx.engine.parsing.scan import Scan, UnknownNameError
 
@@ -25,23 +22,18 @@ _INDEX = re.compile(r":[0-9]*\s*\Z")
 class Kimi(NamedFormat):
     """Read and write Kimi K2's calls; their ids are the model's own, which it expects back."""
 
+    signs = (("<|tool_calls_section_begin|>",),)
+    tokens = ("<|tool_calls_section_begin|>",)
     triggers = (_BLOCK, _CALL)
     closers = (_BLOCK_END,)
     opening = _BLOCK
     closing = _BLOCK_END
+    id_pattern = "/[0-9]{1,4}/"
 
     @classmethod
     def frame(cls, name: str) -> tuple[str, str]:
         """Return what is written around the arguments."""
-        return f"{_CALL}{_NAMESPACE}{name}:0{_ARGUMENTS}", _CALL_END
-
-    @classmethod
-    def render_calls(cls, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """Return the text of several calls, numbered in their ids."""
-        blocks = [super(Kimi, cls).render_calls([call]) for call in calls]
-        numbered = [block.replace(":0<|", f":{i}<|", 1) for i, block in enumerate(blocks)]
-        inner = [block.removeprefix(_BLOCK).removesuffix(_BLOCK_END) for block in numbered]
-        return f"{_BLOCK}{''.join(inner)}{_BLOCK_END}"
+        return f"{_CALL}{_NAMESPACE}{name}:{ID}{_ARGUMENTS}", _CALL_END
 
     @classmethod
     def parse(cls, scan: Scan) -> Steps[None]:
@@ -67,27 +59,6 @@ class Kimi(NamedFormat):
                 return
             scan.candidate()
             yield from reader.expect(_CALL)
-
-    @classmethod
-    def grammar(
-        cls,
-        tools: Sequence[Mapping[str, Any]],
-        *,
-        special_tokens: Mapping[str, int] | None = None,
-        parallel: bool = False,
-    ) -> str:
-        """Return Lark text that forces a call."""
-        grammar = Grammar(special_tokens)
-        options = []
-        for name, schema in map(function_of, tools):
-            arguments = grammar.json(schema)
-            before = grammar.text(f"{_CALL}{_NAMESPACE}{name}:")
-            options.append(
-                f"{before} /[0-9]{{1,4}}/ {grammar.text(_ARGUMENTS)} {arguments} "
-                f"{grammar.text(_CALL_END)}"
-            )
-        call = grammar.rule("call", any_of(options)) + ("+" if parallel else "")
-        return grammar.build(f"{grammar.text(_BLOCK)} {call} {grammar.text(_BLOCK_END)}")
 
 
 def _name(call_id: str) -> str:

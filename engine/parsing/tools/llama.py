@@ -162,6 +162,11 @@ class LlamaPythonic(ToolFormat):
 class Llama(FormatGroup):
     """Write JSON; read all forms."""
 
+    signs = (
+        ('{"name": function name, "parameters":',),
+        ("<|python_tag|>",),
+    )
+    tokens = ("<|python_tag|>",)
     members = (LlamaJson, FunctionTag, LlamaPythonic, LlamaBuiltin)
 
 

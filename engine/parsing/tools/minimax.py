@@ -8,6 +8,8 @@ from vllm_mlx.engine.parsing.tagged_format import TaggedFormat
 class MiniMax(TaggedFormat):
     """Read and write MiniMax M2's calls."""
 
+    signs = (("<minimax:tool_call>",),)
+    tokens = ("<minimax:tool_call>",)
     triggers = ("<minimax:tool_call>", '<invoke name="')
     closers = ("</minimax:tool_call>",)
     block_open = "<minimax:tool_call>"

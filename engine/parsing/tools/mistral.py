@@ -23,6 +23,12 @@ _LETTERS = string.ascii_letters + string.digits
 class Mistral(NamedFormat):
     """Read all three forms; write the one of tokenizer version 11 and later."""
 
+    signs = (
+        (
+            "[TOOL_CALLS]",
+            "[ARGS]",
+        ),
+    )
     triggers = (_CALLS,)
 
     @classmethod
@@ -61,6 +67,8 @@ class Mistral(NamedFormat):
 class MistralList(JsonFormat):
     """Read all three forms; write the list of tokenizer versions before 11."""
 
+    signs = (("[TOOL_CALLS]",),)
+    tokens = ("[TOOL_CALLS]",)
     triggers = (_CALLS,)
     opening = _CALLS
     is_list = True

@@ -21,6 +21,7 @@ class NemotronList(JsonFormat):
 class NemotronV2(FormatGroup):
     """Write the list; read both."""
 
+    signs = (("<TOOLCALL>",),)
     members = (NemotronList, Qwen3Xml, HermesJson)
 
 

@@ -8,5 +8,11 @@ from vllm_mlx.engine.parsing.tools.glm47 import Glm47
 class PoolsideV1(Glm47):
     """Read and write Laguna's calls."""
 
+    signs = (
+        (
+            "<arg_key>",
+            "</assistant>",
+        ),
+    )
     value_opens = {"</arg_key><arg_value>": None}  # noqa: RUF012
     line = ""
