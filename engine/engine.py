@@ -14,6 +14,7 @@ from vllm_mlx.engine.config import EngineConfig, ModelInfo
 from vllm_mlx.engine.core.logprobs import Logprobs, TokenLogprob
 from vllm_mlx.engine.core.output_processor import OutputProcessor, TokenDecoder
 from vllm_mlx.engine.core.outputs import ErrorInfo, RowOutput, StepOutputs
+from vllm_mlx.engine.core.prefill_groups import group_chunks
 from vllm_mlx.engine.core.prefixes import Prefixes
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.core.request_check import check_request
@@ -196,15 +197,28 @@ class Engine:
                 self._fail(sequence, error)
 
     def _prefill(self, plan: StepPlan) -> None:
-        for chunk in plan.prefill:
-            try:
-                scored = self._runner.prefill(chunk)
-                self._stats.prefilled(chunk.stop - chunk.start)
-                self._prefixes.after_chunk(chunk.sequence, chunk.stop - chunk.start)
-                if scored is not None:
-                    self._take_prompt_logprobs(chunk, scored)
-            except Exception as error:  # noqa: BLE001 - a row's failure is the row's
-                self._fail(chunk.sequence, error)
+        for group in group_chunks(plan.prefill):
+            is_done = len(group) > 1 and self._prefill_together(group)
+            for chunk in group:
+                self._prefill_chunk(chunk, is_done=is_done)
+
+    def _prefill_together(self, group: Sequence[PrefillChunk]) -> bool:
+        try:
+            return self._runner.prefill_together(group)
+        except Exception:  # noqa: BLE001 - which row is at fault shows when each is tried alone
+            logger.warning("prefilling %d prompts together failed", len(group), exc_info=True)
+            return False
+
+    def _prefill_chunk(self, chunk: PrefillChunk, *, is_done: bool) -> None:
+        """Compute a chunk, unless that is done, and tell those who keep track of it."""
+        try:
+            scored = None if is_done else self._runner.prefill(chunk)
+            self._stats.prefilled(chunk.size)
+            self._prefixes.after_chunk(chunk.sequence, chunk.size)
+            if scored is not None:
+                self._take_prompt_logprobs(chunk, scored)
+        except Exception as error:  # noqa: BLE001 - a row's failure is the row's
+            self._fail(chunk.sequence, error)
 
     def _take_prompt_logprobs(self, chunk: PrefillChunk, scored: Logprobs) -> None:
         sequence = chunk.sequence

@@ -23,6 +23,11 @@ class PrefillChunk:
     start: int
     stop: int
 
+    @property
+    def size(self) -> int:
+        """Count its tokens."""
+        return self.stop - self.start
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:

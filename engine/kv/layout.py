@@ -92,6 +92,10 @@ class Evictable(Protocol):
 class KVLayout(KVSpace, Protocol):
     """Hold the KV (and other state) of all rows on the device."""
 
+    def new_caches(self) -> list[Any]:
+        """Return new stock caches, one per layer, that belong to no row."""
+        ...
+
     def private_caches(self, row_id: str) -> list[Any]:
         """Return the row's own stock caches, one per layer, for prefill."""
         ...

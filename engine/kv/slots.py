@@ -84,6 +84,10 @@ class SlotLayout:
         self._private[row_id] = self._make_caches()
         self._reserved[row_id] = self._plan.row_bytes(num_tokens)
 
+    def new_caches(self) -> list[Any]:
+        """Return new stock caches, one per layer, that belong to no row."""
+        return self._make_caches()
+
     def private_caches(self, row_id: str) -> list[Any]:
         """Return the row's own stock caches, one per layer."""
         return self._private[row_id]

@@ -13,7 +13,7 @@ from vllm_mlx.engine.core.logprobs import Logprobs, TokenLogprob
 from vllm_mlx.engine.core.scheduler import PrefillChunk
 from vllm_mlx.engine.core.sequence import Sequence as TokenSequence
 from vllm_mlx.engine.kv.layout import BatchView, KVLayout
-from vllm_mlx.engine.kv.stock_caches import cache_arrays
+from vllm_mlx.engine.kv.stock_caches import cache_arrays, merge_rows, split_rows
 from vllm_mlx.engine.run.logit_adjustment import LogitAdjuster, PlacedRow
 from vllm_mlx.engine.run.sampler import Draw, RowSampling, draw
 from vllm_mlx.engine.run.scoring import DrawScores, score_prompt
@@ -128,6 +128,28 @@ class Runner:
         mx.async_eval(cache_arrays(caches))
         sequence.num_computed = chunk.stop
         return None
+
+    def prefill_together(self, chunks: Sequence[PrefillChunk]) -> bool:
+        """Dispatch short chunks at the same position in one forward, padded on the right.
+
+        Returns False, with nothing done, where this model's state does not allow it.
+        """
+        fresh = self._layout.new_caches()
+        rows = [self._layout.private_caches(chunk.sequence.id) for chunk in chunks]
+        if not merge_rows(rows, fresh):
+            return False
+        size = max(chunk.size for chunk in chunks)
+        padding = [size - chunk.size for chunk in chunks]
+        tokens = [
+            [*chunk.sequence.tokens_between(chunk.start, chunk.stop), *([0] * pad)]
+            for chunk, pad in zip(chunks, padding, strict=True)
+        ]
+        self._model(mx.array(tokens, dtype=mx.int32), cache=fresh)
+        split_rows(fresh, rows, padding)
+        mx.async_eval(cache_arrays(fresh))
+        for chunk in chunks:
+            chunk.sequence.num_computed = chunk.stop
+        return True
 
     def _prefill_scored(self, chunk: PrefillChunk, caches: list[Any]) -> Logprobs | None:
         """Compute a chunk in pieces whose logits are small, each read before the next."""

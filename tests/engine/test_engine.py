@@ -266,6 +266,29 @@ def test_a_long_prompt_beside_a_stream_never_computes_more_than_the_budget_a_ste
     driver.run()
 
 
+def test_a_burst_of_short_prompts_is_prefilled_in_few_forwards() -> None:
+    """Sixteen prompts of like length take two forwards, by the step's budget, and not sixteen."""
+    model, _ = tiny_model("full")
+    shapes = []
+
+    class Counting:
+        """Note the shape of every prefill."""
+
+        layers = model.layers
+
+        def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+            """Compute."""
+            if inputs.shape[1] > 1:
+                shapes.append(inputs.shape)
+            return model(inputs, cache=cache)
+
+    driver = Driver(make_engine(model=Counting()))
+    for n in range(16):
+        driver.add(str(n), random_prompt(41, n), max_tokens=2)
+    driver.run()
+    assert shapes == [(12, 40), (4, 40)]
+
+
 def test_counters_say_what_happened() -> None:
     """Prompt tokens, computed tokens and completion tokens are counted once each."""
     engine = make_engine()

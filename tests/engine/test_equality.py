@@ -12,6 +12,7 @@ from support.engines import (
     lengths_around_blocks,
     make_engine,
     random_prompt,
+    tiny_namespace,
 )
 from support.tiny_models import KINDS
 
@@ -172,6 +173,33 @@ def test_a_seeded_row_draws_the_same_tokens_alone_and_in_a_batch(kind: str) -> N
     crowd.run()
     assert crowd.results["row"].tokens == alone.results["row"].tokens
     assert crowd.results["hot0"].tokens != crowd.results["hot1"].tokens
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_burst_of_prompts_prefilled_together_equals_the_library_alone(kind: str) -> None:
+    """Padding on the right of a shared forward reaches no row, windows and states included."""
+    driver = Driver(make_engine(kind))
+    prompts = {str(n): random_prompt(60 + n, 12) for n in range(8)}
+    for name, prompt in prompts.items():
+        driver.add(name, prompt, max_tokens=6)
+    driver.run()
+    check(kind, prompts, driver)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_prompts_behind_a_stored_prefix_prefilled_together_equal_the_library(kind: str) -> None:
+    """Rows that resume at the same block share a forward too."""
+    driver = Driver(make_engine(kind, namespace=tiny_namespace(kind)))
+    shared = random_prompt(128, 13)
+    driver.add("first", [*shared, 1], max_tokens=1)
+    driver.run()
+    prompts = {str(n): shared + random_prompt(20 + n, 14) for n in range(5)}
+    for name, prompt in prompts.items():
+        driver.add(name, prompt, max_tokens=6)
+    driver.run()
+    assert driver.results["4"].final is not None
+    assert driver.results["4"].final.num_cached_tokens == 128
+    check(kind, prompts, driver)
 
 
 def test_a_hot_row_leaves_its_greedy_neighbour_greedy() -> None:
