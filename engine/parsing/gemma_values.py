@@ -64,7 +64,7 @@ class _Values:
             return self._string()
         if name == "array":
             item = grammar.rule("item", self.value(schema.get("items"), depth + 1))
-            return f'("[" ({item} ("," {item})*)? "]")'
+            return f'("[" {grammar.elements(item, schema, quoted(","))} "]")'
         if name != "object":
             return grammar.json({"type": name})
         full = {"properties": {}, **schema}

@@ -94,6 +94,15 @@ class Grammar:
             behind = self.rule("more", " | ".join(options))
         return first
 
+    def elements(self, item: str, schema: Mapping[str, Any], separator: str = '""') -> str:
+        """Return an expression for as many of `item` as an array's schema allows."""
+        low, high = int(schema.get("minItems") or 0), schema.get("maxItems")
+        if high is not None and int(high) < 1:
+            return '""'
+        more = f"{{{max(low - 1, 0)},{'' if high is None else int(high) - 1}}}"
+        some = f"{item} ({separator} {item}){more}"
+        return f"({some})" if low else f"({some})?"
+
     def build(self, start: str) -> str:
         """Return the grammar's text; `start` is its root expression."""
         return "\n".join(["%llguidance {}", f"start: {start}", *self._rules, ""])

@@ -10,14 +10,17 @@ from typing import Any
 from vllm_mlx.engine.parsing.grammar import (
     FREE_KEY,
     Grammar,
+    any_of,
     function_of,
     has_free_keys,
     member_schemas,
+    quoted,
 )
 from vllm_mlx.engine.parsing.json_value import ValueScanner
 from vllm_mlx.engine.parsing.literals import PYTHON, quote
 from vllm_mlx.engine.parsing.reader import MismatchError, Steps
 from vllm_mlx.engine.parsing.scan import Scan
+from vllm_mlx.engine.parsing.schema import SchemaNode
 
 NAME_END = re.compile(r"\(")
 _KEYWORD_END = re.compile(r"[^A-Za-z0-9_]")
@@ -108,7 +111,7 @@ def python_grammar(grammar: Grammar, tool: Mapping[str, Any], *, suffix: str = "
     """Return an expression for a call to one tool; its values are written as JSON."""
     name, schema = function_of(tool)
     parts = [
-        (f"{grammar.text(f'{key}=')} {grammar.json(part)}", is_required)
+        (f"{grammar.text(f'{key}=')} {_value_grammar(grammar, part)}", is_required)
         for key, part, is_required in member_schemas(schema)
     ]
     inside = grammar.ordered(parts, grammar.text(", "))
@@ -116,6 +119,18 @@ def python_grammar(grammar: Grammar, tool: Mapping[str, Any], *, suffix: str = "
         free = f'{FREE_KEY} "=" {grammar.json({})}'
         inside = f'({free} (", " {free})*)?'
     return f"{grammar.text(f'{name}{suffix}(')} {inside} {grammar.text(')')}"
+
+
+def _value_grammar(grammar: Grammar, schema: Mapping[str, Any]) -> str:
+    """Return an expression for a value: JSON, or one of Python's words where these differ."""
+    types = SchemaNode(schema).types
+    if types is None or "enum" in schema or "const" in schema:
+        return grammar.json(schema)
+    words = {"boolean": ["True", "False"], "null": ["None"]}
+    options = [quoted(word) for name in sorted(types) for word in words.get(name, ())]
+    if types - words.keys():
+        options.append(grammar.json({**schema, "type": sorted(types - words.keys())}))
+    return any_of(options)
 
 
 def _literal(value: Any) -> str:

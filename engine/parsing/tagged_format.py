@@ -23,6 +23,8 @@ from vllm_mlx.engine.parsing.schema import SchemaNode
 from vllm_mlx.engine.parsing.tagged_value import ValueEnd, read_value
 from vllm_mlx.engine.parsing.tool_format import ToolFormat
 
+_NO_TEXT = frozenset(["object", "array", "number", "boolean", "null"])
+
 
 class TaggedFormat(ToolFormat):
     """Read calls such as `<function=f><parameter=city>Paris</parameter></function>`.
@@ -195,15 +197,16 @@ class TaggedFormat(ToolFormat):
             before = grammar.text(f"{cls.argument_open}{key}{opener}")
             if key is None:
                 before = f"{grammar.text(cls.argument_open)} {FREE_KEY} {grammar.text(opener)}"
-            lead, closing = (
-                ("\n", f"\n{cls.value_close}") if cls.has_value_lines else ("", cls.value_close)
-            )
-            before = f"{before} {grammar.text(lead)}"
+            before += ' "\\n"' if cls.has_value_lines else ""
+            closing = cls.value_end(opener).closers[0]
             may_be_text = types is None or "string" in types
             if may_be_text and is_text is not False:
                 options.append(f"{before} {cls._text_value(grammar, schema, closing)}")
-            elif is_text is not True:
-                options.append(f"{before} {grammar.json(schema)} {grammar.text(closing)}")
+                continue
+            others = (types or _NO_TEXT) - {"string"}
+            if is_text is not True and others:
+                part = {"type": sorted(others)} if may_be_text else schema
+                options.append(f"{before} {grammar.json(part)} {grammar.text(closing)}")
         return any_of(options)
 
     @classmethod

@@ -32,6 +32,7 @@ _CALL_END = f"{_MARK}</invoke>"
 _QUOTE = re.compile('"')
 _TAG_END = re.compile(">")
 _MAX_DEPTH = 100
+_MAX_GRAMMAR_DEPTH = 8
 
 
 class MiniMaxM3(ToolFormat):
@@ -86,15 +87,14 @@ class MiniMaxM3(ToolFormat):
     ) -> str:
         """Return Lark text that forces a call."""
         grammar = Grammar(special_tokens)
-        closing = grammar.text(_CALL_END)
         options = []
         for name, schema in map(function_of, tools):
             before = grammar.text(f'{_CALL}{name}">')
-            options.append(f"{before} {_content(grammar, schema, 0)} {closing}")
+            options.append(f"{before} {_content(grammar, schema, _CALL_END, 0)}")
         call = grammar.rule("call", any_of(options))
         more = f' ("\\n" {call})*' if parallel else ""
-        opening, closing = grammar.text(f"{_BLOCK}\n"), grammar.text(f"\n{_BLOCK_END}")
-        return grammar.build(f"{opening} {call}{more} {closing}")
+        opening, closing = grammar.text(f"{_BLOCK}\n"), grammar.text(_BLOCK_END)
+        return grammar.build(f'{opening} {call}{more} "\\n" {closing}')
 
 
 def _members(scan: Scan, node: SchemaNode, tag: str, depth: int) -> Steps[None]:
@@ -183,28 +183,32 @@ def _render(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _content(grammar: Grammar, schema: Mapping[str, Any], depth: int) -> str:
-    """Return an expression for what stands in a tag whose value follows `schema`."""
+def _content(grammar: Grammar, schema: Mapping[str, Any], closing: str, depth: int) -> str:
+    """Return an expression for a value that follows `schema`, and the `closing` tag behind it."""
     types = SchemaNode(schema).types or frozenset(["string"])
-    if "string" in types or depth > 8:
-        return "/(?s:[^\\]]|\\][^<])*/"
+    words = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if words:
+        return f"{any_of([grammar.text(_render(w)) for w in words])} {grammar.text(closing)}"
+    if "string" in types or depth > _MAX_GRAMMAR_DEPTH:
+        return grammar.text_up_to(closing)
     if "array" in types:
-        item = _content(grammar, schema.get("items") or {}, depth + 1)
-        return f"({grammar.text(f'{_MARK}<item>')} {item} {grammar.text(f'{_MARK}</item>')})*"
+        item = _content(grammar, schema.get("items") or {}, f"{_MARK}</item>", depth + 1)
+        item = grammar.rule("item", f"{grammar.text(f'{_MARK}<item>')} {item}")
+        return f"{grammar.elements(item, schema)} {grammar.text(closing)}"
     if "object" not in types:
-        return grammar.json({"type": sorted(types)})
+        return f"{grammar.json({**schema, 'type': sorted(types)})} {grammar.text(closing)}"
     full = {"properties": {}, **schema}
-    if has_free_keys(full):
-        opening, closing = grammar.text(f"{_MARK}<"), grammar.text(f"{_MARK}</")
-        value = _content(grammar, {}, depth + 1)
-        return f'({opening} {FREE_KEY} ">" {value} {closing} {FREE_KEY} ">")*'
-    return grammar.ordered(
-        [
-            (
-                f"{grammar.text(f'{_MARK}<{key}>')} {_content(grammar, part, depth + 1)} "
-                f"{grammar.text(f'{_MARK}</{key}>')}",
-                is_required,
-            )
-            for key, part, is_required in member_schemas(full)
-        ]
-    )
+    if has_free_keys(full) or (not full["properties"] and depth):
+        # The name behind text that is not known yet cannot be asked for again.
+        opening, end = grammar.text(f"{_MARK}<"), f"{_MARK}</"
+        value = grammar.text_up_to(end)
+        return f'({opening} {FREE_KEY} ">" {value} {FREE_KEY} ">")* {grammar.text(closing)}'
+    parts = [
+        (
+            f"{grammar.text(f'{_MARK}<{key}>')} "
+            f"{_content(grammar, part, f'{_MARK}</{key}>', depth + 1)}",
+            is_required,
+        )
+        for key, part, is_required in member_schemas(full)
+    ]
+    return f"{grammar.ordered(parts)} {grammar.text(closing)}"
