@@ -13,7 +13,6 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 PENDING_COMMANDS: dict[str, str] = {
     "transcribe": "Turn audio files into text.",
     "warm": "Compute prefixes once and store them on disk.",
-    "cache": "Inspect, prune and verify the stored prefixes.",
 }
 
 #: Flags of `serve` that take no value.

@@ -64,8 +64,17 @@ def _commands() -> Iterator[str]:
     for name in COMMANDS:
         command = cli.get_command(root, name)
         assert command is not None
-        yield f"## {PROGRAM} {name}"
-        yield _help(command, _context(command, name, root))
+        yield from _command(command, name, root)
+
+
+def _command(command: click.Command, name: str, parent: click.Context) -> Iterator[str]:
+    """Yield the section of a command, and after it those of its own commands."""
+    context = _context(command, name, parent)
+    yield f"## {context.command_path}"
+    yield _help(command, context)
+    if isinstance(command, click.Group):
+        for subcommand_name, subcommand in command.commands.items():
+            yield from _command(subcommand, subcommand_name, context)
 
 
 def _pending() -> Iterator[str]:

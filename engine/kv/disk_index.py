@@ -7,6 +7,7 @@ while another one adds to it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import threading
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from vllm_mlx.engine.kv.disk_folder import RunFile
 from vllm_mlx.engine.kv.disk_format import RunHeader, StoredRun
@@ -263,6 +265,20 @@ def open_index(path: Path) -> DiskIndex:
 def reopen_index(path: Path) -> DiskIndex:
     """Open an index that `open_index` has just opened once more, with a connection of its own."""
     return DiskIndex(_connect(path))
+
+
+def read_uses(path: Path) -> dict[str, RunUse]:
+    """Return how each run was used, by name, changing nothing; empty if that cannot be read."""
+    # The first needs to write beside the file, the second sees only what was checkpointed.
+    for options in ("mode=ro", "mode=ro&immutable=1"):
+        with contextlib.suppress(sqlite3.Error):
+            uri = f"file:{quote(str(path.absolute()))}?{options}"
+            connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)
+            try:
+                return DiskIndex(connection).uses()
+            finally:
+                connection.close()
+    return {}
 
 
 def memory_index() -> DiskIndex:

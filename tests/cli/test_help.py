@@ -29,7 +29,10 @@ HEAVY = [
 ]
 LIMIT_S = 0.25
 
-PAGES = [["--help"], ["--version"], *([name, "--help"] for name in [*COMMANDS, *PENDING_COMMANDS])]
+PAGES = [
+    *(["--help"], ["--version"], ["cache", "inspect", "--help"]),
+    *([name, "--help"] for name in [*COMMANDS, *PENDING_COMMANDS]),
+]
 
 #: Runs one command line and prints, on stderr, which of the named modules it loaded.
 PROBE = """

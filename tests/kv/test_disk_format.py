@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -156,14 +157,13 @@ def test_a_torn_file_is_damaged(stored: Path, sixteenths: int) -> None:
 
 def test_every_flipped_bit_is_found(stored: Path) -> None:
     """No byte of a file can change without the whole file being refused."""
-    data = bytearray(stored.read_bytes())
-    for position in range(len(data)):
-        data[position] ^= 1 << position % 8
-        stored.write_bytes(data)
-        with pytest.raises(CacheError):
-            read_run(stored)
-        data[position] ^= 1 << position % 8
-    stored.write_bytes(data)
+    data = stored.read_bytes()
+    with stored.open("r+b", buffering=0) as file:
+        for position, byte in enumerate(data):
+            os.pwrite(file.fileno(), bytes([byte ^ 1 << position % 8]), position)
+            with pytest.raises(CacheError):
+                read_run(stored)
+            os.pwrite(file.fileno(), bytes([byte]), position)
     assert read_run(stored) == run_of([1, 2], with_state=[1])
 
 

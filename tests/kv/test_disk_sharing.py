@@ -91,9 +91,9 @@ def test_a_writer_that_is_killed_leaves_whole_runs(tmp_path: Path) -> None:
 @pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_a_writer_that_is_killed_fifty_times_leaves_whole_runs(tmp_path: Path) -> None:
-    """The same, fifty times on one store and, while it evicts, on another."""
-    kill_while_writing(tmp_path / "store", 50, 100)
-    kill_while_writing(tmp_path / "capped", 50, 200, 300_000)
+    """The same fifty times, twenty of them on a store that evicts meanwhile."""
+    kill_while_writing(tmp_path / "store", 30, 100)
+    kill_while_writing(tmp_path / "capped", 20, 200, 300_000)
 
 
 def share(store: Path, seconds: float) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ def check_sharing(store: Path, seconds: float) -> None:
 
 def test_writers_a_reader_and_a_pruner_share_a_store(tmp_path: Path) -> None:
     """Nobody meets an error, no prefix is torn from what continues it, and the cap holds."""
-    check_sharing(tmp_path / "store", 4)
+    check_sharing(tmp_path / "store", 3)
 
 
 @pytest.mark.faults
