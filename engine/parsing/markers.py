@@ -31,7 +31,8 @@ class MarkerSet:
             f"|(?:{partial})\\Z|({_alternatives(short)})"
         )
         self._complete = re.compile(_alternatives(markers))
-        self._first = re.compile(f"[{re.escape(''.join(sorted({m[0] for m in markers})))}]")
+        first = re.escape("".join(sorted({marker[0] for marker in markers})))
+        self._first = re.compile(f"[{first}]" if first else "(?!)")
 
     def find(self, text: str, start: int, *, closed: bool) -> tuple[int, str | None]:
         """Return where the first marker in `text` from `start` on begins, and the marker.
@@ -45,9 +46,11 @@ class MarkerSet:
         marker = found.group() if closed else found.group(1) or found.group(2)
         return found.start(), marker
 
-    def is_clear_of(self, text: str) -> bool:
-        """Say whether no character of `text` begins a marker."""
-        return bool(self.markers) and self._first.search(text) is None
+    def holds_nothing_of(self, text: str) -> bool:
+        """Say whether no part of `text`, which is not empty, may belong to a marker."""
+        if not self.markers:
+            return True
+        return text[-1] not in WHITE_SPACE and self._first.search(text) is None
 
 
 @lru_cache(maxsize=512)

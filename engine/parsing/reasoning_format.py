@@ -23,6 +23,8 @@ class ReasoningFormat:
     dropped: tuple[str, ...] = ()
     #: What shows in a chat template that a model reasons so: any of these groups, whole.
     signs: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    #: Tokens of which one shows the same in a vocabulary.
+    tokens: ClassVar[tuple[str, ...]] = ()
 
     @property
     def markers(self) -> tuple[str, ...]:

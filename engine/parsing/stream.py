@@ -69,11 +69,7 @@ class StreamParser:
         assert not self._is_finished, "the text has ended"
         if not text:
             return []
-        if (
-            self._quiet is not None
-            and text[-1] not in WHITE_SPACE
-            and self._quiet.is_clear_of(text)
-        ):
+        if self._quiet is not None and self._quiet.holds_nothing_of(text):
             # Plain text with nothing held back before it.
             return [ContentDelta(text) if self._mode is Mode.CONTENT else ReasoningDelta(text)]
         self._reader.append(text)
@@ -135,7 +131,7 @@ class StreamParser:
                 self._put(index)
                 reader.pos += len(marker)
                 continue
-            self._put(space_before(reader.text, reader.pos, index))
+            self._put(space_before(reader.text, reader.pos, index) if markers.markers else index)
             if marker is not None:
                 reader.mark, reader.pos = reader.pos, index + len(marker)
                 return marker

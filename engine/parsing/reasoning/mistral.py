@@ -9,6 +9,7 @@ class Mistral(ReasoningFormat):
     """Read `[THINK]` blocks."""
 
     signs = (("[THINK]",),)
+    tokens = ("[THINK]",)
     openers = ("[THINK]",)
     closers = ("[/THINK]",)
 

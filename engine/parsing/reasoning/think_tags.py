@@ -14,5 +14,6 @@ class ThinkTags(ReasoningFormat):
         ("</think>",),
         ("<think>",),
     )
+    tokens: ClassVar[tuple[str, ...]] = ("<think>",)
     openers: tuple[str, ...] = ("<think>",)
     closers: tuple[str, ...] = ("</think>",)
