@@ -48,6 +48,20 @@ class DiskStats(msgspec.Struct, frozen=True, kw_only=True):
     faults: dict[str, int] = {}
 
 
+class Pick(msgspec.Struct, frozen=True):
+    """Say which block a run must have at a place, and which kinds of tensors to take of it."""
+
+    hash: bytes
+    kinds: frozenset[str]
+
+
+class ReadPart(msgspec.Struct, frozen=True):
+    """Say what to read of one run, by the places of its blocks."""
+
+    name: str
+    picks: Mapping[int, Pick]
+
+
 class _RefusedError(Exception):
     """Give up writing a run, for a reason that is not an error of the disk."""
 
@@ -100,22 +114,40 @@ class DiskTier:
         those are read, and a run that has none of them is left out; two runs may hold the same
         block. Counts a use of the chain's blocks that were read.
         """
-        began = time.perf_counter()
         runs: list[StoredRun] = []
-        for name, picks in _plan(self._catalog.places(hashes), wanted):
-            run = self._read_one(name, picks, hashes)
+        for part in self.plan(hashes, wanted):
+            run = self.read_part(part)
             if run is None:
                 break
             runs.append(run)
         if runs:
             held = {block_hash for run in runs for block_hash in run.hashes}
             self.touch([block_hash for block_hash in hashes if block_hash in held])
-            self._count(
-                num_runs_read=len(runs),
-                read_bytes=sum(run.num_bytes for run in runs),
-                read_s=time.perf_counter() - began,
-            )
         return runs
+
+    def plan(
+        self, hashes: Sequence[bytes], wanted: Sequence[frozenset[str]] | None = None
+    ) -> list[ReadPart]:
+        """Return the parts that `read` reads, in order; looks at the index only."""
+        return _plan(hashes, self._catalog.places(hashes), wanted)
+
+    def read_part(self, part: ReadPart) -> StoredRun | None:
+        """Read one part of a plan, or deal with the fault why that is impossible.
+
+        Counts no use.
+        """
+        began = time.perf_counter()
+        run = self._read_part(part)
+        if run is not None:
+            seconds = time.perf_counter() - began
+            self._count(num_runs_read=1, read_bytes=run.num_bytes, read_s=seconds)
+        return run
+
+    def read_bytes_per_s(self) -> float | None:
+        """Return how fast runs were read so far, None before the first; costs nothing."""
+        with self._done_lock:
+            done = self._done
+        return done.read_bytes / done.read_s if done.read_s else None
 
     def touch(self, hashes: Sequence[bytes]) -> None:
         """Count a use of a chain from its first block on; returns at once."""
@@ -252,10 +284,8 @@ class DiskTier:
             self.folder.run_path(name).unlink(missing_ok=True)
         self._count(num_evicted=len(victims), evicted_bytes=sum(size for _, size in victims))
 
-    def _read_one(
-        self, name: str, picks: Mapping[int, _Pick], hashes: Sequence[bytes]
-    ) -> StoredRun | None:
-        """Read the picked tensors of one run, or deal with the reason why that is impossible."""
+    def _read_part(self, part: ReadPart) -> StoredRun | None:
+        name, picks = part.name, part.picks
         path = self.folder.run_path(name)
         inode = 0
         try:
@@ -276,7 +306,7 @@ class DiskTier:
             elif reason_of(error) == "missing":
                 self._catalog.forget(name, if_gone=True)
         else:
-            if all(run.hashes[at] == hashes[pick.index] for at, pick in picks.items()):
+            if all(run.hashes[at] == pick.hash for at, pick in picks.items()):
                 return run
             self.faults.count("index", f"{path} does not hold what the index says")
             self._catalog.forget(name, if_gone=False)
@@ -288,18 +318,13 @@ class DiskTier:
             self._done = msgspec.structs.replace(self._done, **counted)
 
 
-class _Pick(msgspec.Struct, frozen=True):
-    """Say which block of the chain a block of a run is, and which kinds to take of it."""
-
-    index: int
-    kinds: frozenset[str]
-
-
 def _plan(
-    places: Sequence[Sequence[BlockPlace]], wanted: Sequence[frozenset[str]] | None
-) -> list[tuple[str, dict[int, _Pick]]]:
+    hashes: Sequence[bytes],
+    places: Sequence[Sequence[BlockPlace]],
+    wanted: Sequence[frozenset[str]] | None,
+) -> list[ReadPart]:
     """Choose few runs that hold what is wanted of each block, up to one that nobody holds whole."""
-    plan: dict[str, dict[int, _Pick]] = {}
+    plan: dict[str, dict[int, Pick]] = {}
     for index, options in enumerate(places):
         missing = _all_kinds(options) if wanted is None else wanted[index]
         by_reach = sorted(
@@ -314,8 +339,8 @@ def _plan(
         if missing:
             break
         for place, taken in picked:
-            plan.setdefault(place.run, {})[place.position] = _Pick(index, taken)
-    return list(plan.items())
+            plan.setdefault(place.run, {})[place.position] = Pick(hashes[index], taken)
+    return [ReadPart(name, picks) for name, picks in plan.items()]
 
 
 def _reach(places: Sequence[Sequence[BlockPlace]], start: int, run: str) -> int:

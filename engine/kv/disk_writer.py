@@ -7,17 +7,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import msgspec
 
 from vllm_mlx.engine.kv.disk_format import StoredRun
-from vllm_mlx.engine.kv.disk_tier import DiskTier
+from vllm_mlx.engine.kv.disk_tier import DiskTier, ReadPart
 
 DEFAULT_QUEUE_BYTES = 1 << 30
 
 #: How often uses are saved and the folder is looked at while nothing is written.
 _MAINTENANCE_INTERVAL_S = 5.0
+#: Runs of one chain that are read ahead of who takes them.
+_RUNS_AHEAD = 4
 #: How long `close` waits for the run that is being written.
 _LAST_WRITE_S = 1.0
 
@@ -31,6 +33,8 @@ class WriterStats(msgspec.Struct, frozen=True, kw_only=True):
     queued_bytes: int = 0
     num_dropped: int = 0
     dropped_bytes: int = 0
+    #: Runs that the tier did not store, such as those whose parent somebody has removed.
+    num_refused: int = 0
 
 
 class DiskWriter:
@@ -49,6 +53,7 @@ class DiskWriter:
         self._num_bytes = 0
         self._num_pending = 0
         self._dropped = (0, 0)
+        self._num_refused = 0
         self._is_closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="prefix-writer", daemon=True)
@@ -110,6 +115,7 @@ class DiskWriter:
                 queued_bytes=self._num_bytes,
                 num_dropped=self._dropped[0],
                 dropped_bytes=self._dropped[1],
+                num_refused=self._num_refused,
             )
 
     def _fits(self, num_bytes: int) -> bool:
@@ -132,8 +138,8 @@ class DiskWriter:
                 if run is None and self._is_closing:
                     return
             try:
-                if run is not None:
-                    self._tier.write(run)
+                if run is not None and not self._tier.write(run):
+                    self._num_refused += 1
                 if time.monotonic() - maintained_at >= _MAINTENANCE_INTERVAL_S:
                     self._tier.maintain()
                     maintained_at = time.monotonic()
@@ -148,6 +154,71 @@ class DiskWriter:
                         self._num_pending -= 1
                         self._num_bytes -= run.num_bytes
                         self._changed.notify_all()
+
+
+class RunStream:
+    """Hand over one chain's runs, in order, as they are read; owned by the thread that takes them.
+
+    It ends before a run that cannot be read. What was taken counts as used when it has ended.
+    """
+
+    def __init__(
+        self,
+        tier: DiskTier,
+        pool: Executor,
+        hashes: tuple[bytes, ...],
+        wanted: Sequence[frozenset[str]] | None,
+        max_ahead: int,
+    ) -> None:
+        self._tier = tier
+        self._pool = pool
+        self._hashes = hashes
+        self._max_ahead = max_ahead
+        self._plan: Future[list[ReadPart]] | None = pool.submit(tier.plan, hashes, wanted)
+        self._rest: deque[ReadPart] = deque()
+        self._reading: deque[Future[StoredRun | None]] = deque()
+        self._taken: set[bytes] = set()
+
+    @property
+    def is_done(self) -> bool:
+        """Say whether no further run will come."""
+        self._advance()
+        return self._plan is None and not self._reading and not self._rest
+
+    def next_run(self) -> StoredRun | None:
+        """Return the next run; None while it is being read, and after the last."""
+        self._advance()
+        if not self._reading or not self._reading[0].done():
+            return None
+        future = self._reading.popleft()
+        run = None if future.cancelled() else future.result()
+        if run is None:
+            self.cancel()
+            return None
+        self._taken.update(run.hashes)
+        self._advance()
+        return run
+
+    def cancel(self) -> None:
+        """Read nothing more."""
+        for future in self._reading:
+            future.cancel()
+        self._plan = None
+        self._rest.clear()
+        self._reading.clear()
+        self._advance()
+
+    def _advance(self) -> None:
+        """Begin to read what may be read ahead."""
+        if self._plan is not None and self._plan.done():
+            if not self._plan.cancelled():
+                self._rest.extend(self._plan.result())
+            self._plan = None
+        while self._rest and len(self._reading) < self._max_ahead:
+            self._reading.append(self._pool.submit(self._tier.read_part, self._rest.popleft()))
+        if self._plan is None and not self._reading and self._taken:
+            self._tier.touch([name for name in self._hashes if name in self._taken])
+            self._taken.clear()
 
 
 class DiskReader:
@@ -166,6 +237,19 @@ class DiskReader:
         """
         return self._pool.submit(self._tier.read, tuple(hashes), wanted)
 
+    def stream(
+        self,
+        hashes: Sequence[bytes],
+        wanted: Sequence[frozenset[str]] | None = None,
+        *,
+        max_ahead: int = _RUNS_AHEAD,
+    ) -> RunStream:
+        """Begin to read a chain as `DiskTier.read` does, handing its runs over one by one.
+
+        At most `max_ahead` runs are in memory that were not taken yet, however long the chain is.
+        """
+        return RunStream(self._tier, self._pool, tuple(hashes), wanted, max_ahead)
+
     def close(self) -> None:
-        """Cancel what has not begun and wait for what has."""
+        """Cancel what has not begun and wait for what has; streams must not be used any more."""
         self._pool.shutdown(cancel_futures=True)

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.runs import chain_of, is_right, run_of
+from support.runs import chain_of, files_in, is_right, run_of
 
 from vllm_mlx.engine.kv.disk_format import StoredRun
-from vllm_mlx.engine.kv.disk_tier import DiskTier
-from vllm_mlx.engine.kv.disk_writer import DiskReader, DiskWriter
+from vllm_mlx.engine.kv.disk_tier import DiskTier, ReadPart
+from vllm_mlx.engine.kv.disk_writer import DiskReader, DiskWriter, RunStream
 
 
 @pytest.fixture
@@ -116,9 +116,11 @@ def test_a_defect_costs_one_run(tier: DiskTier, monkeypatch: pytest.MonkeyPatch)
         writer.submit(run_of([1]))
         assert writer.flush(10)
     writer.submit(run_of([2]))
+    writer.submit(run_of([3, 4], 1))
     assert writer.close(10)
     assert [tier.find(chain_of(block)) for block in (1, 2)] == [0, 1]
-    assert tier.stats().faults == {"invalid": 1}
+    assert tier.stats().faults == {"invalid": 1, "orphan": 1}
+    assert writer.stats().num_refused == 1
 
 
 def test_uses_are_saved_while_nothing_is_written(
@@ -145,4 +147,63 @@ def test_reading_is_done_by_other_threads(tier: DiskTier) -> None:
         assert sum(len(run.hashes) for run in runs) == 8
         assert all(map(is_right, runs))
     assert nothing.result(10) == []
+    reader.close()
+
+
+def taken_from(stream: RunStream) -> list[StoredRun]:
+    """Take every run of a stream."""
+    runs = []
+    until = time.monotonic() + 10
+    while not stream.is_done:
+        assert time.monotonic() < until
+        run = stream.next_run()
+        if run is not None:
+            runs.append(run)
+    assert stream.next_run() is None
+    return runs
+
+
+def test_a_stream_hands_runs_over_in_order(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long chain comes run by run, few of them ahead, and counts as used once."""
+    blocks = list(range(40))
+    for start in range(0, 40, 2):
+        tier.write(run_of(blocks, start, start + 2))
+    read: list[str] = []
+    read_part = tier.read_part
+
+    def noted(part: ReadPart) -> StoredRun | None:
+        read.append(part.name)
+        return read_part(part)
+
+    monkeypatch.setattr(tier, "read_part", noted)
+    reader = DiskReader(tier)
+    stream = reader.stream(chain_of(*blocks), [frozenset({"kv"})] * 40, max_ahead=3)
+    while not read:
+        assert not stream.is_done
+    time.sleep(0.1)
+    assert len(read) == 3
+    runs = taken_from(stream)
+    assert [name for run in runs for name in run.hashes] == chain_of(*blocks)
+    assert all(map(is_right, runs))
+    assert taken_from(reader.stream(chain_of(99))) == []
+    reader.close()
+    tier.maintain()
+    with tier._catalog.changing() as index:
+        assert {use.num_hits for use in index.uses().values()} == {1}
+    assert tier.read_bytes_per_s() is not None
+
+
+def test_a_stream_ends_before_what_cannot_be_read(tier: DiskTier) -> None:
+    """What comes before a missing file is handed over, and nothing after it."""
+    blocks = list(range(10))
+    for start in range(10):
+        tier.write(run_of(blocks, start, start + 1))
+    end = chain_of(*blocks[:6])[-1].hex()
+    (path,) = (p for p in files_in(tier.folder.path) if p.name.startswith(end))
+    path.unlink()
+    reader = DiskReader(tier)
+    assert len(taken_from(reader.stream(chain_of(*blocks)))) == 5
+    cancelled = reader.stream(chain_of(*blocks))
+    cancelled.cancel()
+    assert taken_from(cancelled) == []
     reader.close()
