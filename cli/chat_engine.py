@@ -138,6 +138,7 @@ def resolved_sampling(sampling: ChatSampling, defaults: dict[str, float]) -> Sam
         top_p=pick("top_p", sampling.top_p, FALLBACK_TOP_P),
         top_k=int(pick("top_k", sampling.top_k, 0)),
         min_p=pick("min_p", sampling.min_p, 0.0),
+        repetition_penalty=pick("repetition_penalty", None, 1.0),
         seed=sampling.seed,
         max_tokens=sampling.max_tokens,
         stop=sampling.stop,

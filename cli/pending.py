@@ -35,11 +35,7 @@ PENDING_SWITCHES = (
 PENDING_VALUES = (
     "--auto-unload-idle-seconds",
     "--default-chat-template-kwargs",
-    "--default-min-p",
-    "--default-presence-penalty",
-    "--default-repetition-penalty",
     "--default-thinking-token-budget",
-    "--default-top-k",
     "--embedding-max-length",
     "--embedding-model",
     "--embedding-overflow-policy",

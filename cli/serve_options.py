@@ -90,6 +90,31 @@ request_options: Decorator[Any] = stacked(
         help="top_p when the request does not say; default: the model's own.",
     ),
     option(
+        "--default-top-k",
+        type=click.IntRange(min=0),
+        help="top_k when the request does not say, 0 for all tokens; default: the model's own.",
+    ),
+    option(
+        "--default-min-p",
+        type=FiniteRange(0, 1),
+        help="min_p when the request does not say; default: the model's own.",
+    ),
+    option(
+        "--default-repetition-penalty",
+        type=FiniteRange(0.01, 100),
+        help="repetition_penalty when the request does not say; default: the model's own.",
+    ),
+    option(
+        "--default-presence-penalty",
+        type=FiniteRange(-2, 2),
+        help="presence_penalty when the request does not say; default: none.",
+    ),
+    option(
+        "--default-frequency-penalty",
+        type=FiniteRange(-2, 2),
+        help="frequency_penalty when the request does not say; default: none.",
+    ),
+    option(
         "--stream-interval",
         type=click.IntRange(min=1),
         default=1,
@@ -156,6 +181,11 @@ class ServeOptions(ModelOptions, CacheOptions):
     max_request_tokens: int
     default_temperature: float | None
     default_top_p: float | None
+    default_top_k: int | None
+    default_min_p: float | None
+    default_repetition_penalty: float | None
+    default_presence_penalty: float | None
+    default_frequency_penalty: float | None
     stream_interval: int
     strict_fields: bool
     max_num_seqs: int
@@ -205,6 +235,11 @@ def build_configs(options: ServeOptions) -> tuple[ServerConfig, ModelConfig, Eng
         max_request_tokens=options.max_request_tokens,
         default_temperature=options.default_temperature,
         default_top_p=options.default_top_p,
+        default_top_k=options.default_top_k,
+        default_min_p=options.default_min_p,
+        default_repetition_penalty=options.default_repetition_penalty,
+        default_presence_penalty=options.default_presence_penalty,
+        default_frequency_penalty=options.default_frequency_penalty,
         stream_interval=options.stream_interval,
         strict_fields=options.strict_fields,
         max_queue=options.max_queue,

@@ -29,16 +29,17 @@ class Admission:
         self._num_open = num_open
         self._mean_s: float | None = None
 
-    def check(self, num_rows: int) -> None:
+    def check(self, num_rows: int, param: str = "prompt") -> None:
         """Raise `OverloadedError` when `num_rows` more do not fit now.
 
-        Raises `InvalidRequestError` for a request with more prompts than would ever fit.
+        Raises `InvalidRequestError`, naming `param`, for a request with more answers than would
+        ever fit.
         """
         limit = self._max_rows + self._max_queue
         if num_rows > limit:
             raise InvalidRequestError(
-                f"{num_rows} prompts in one request; this server takes at most {limit}",
-                param="prompt",
+                f"{num_rows} answers in one request; this server takes at most {limit}",
+                param=param,
             )
         num_open = self._num_open()
         if num_open + num_rows > limit:

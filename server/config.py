@@ -10,6 +10,15 @@ from vllm_mlx.engine.errors import UsageError
 FALLBACK_TEMPERATURE = 0.7
 FALLBACK_TOP_P = 0.9
 
+#: What defaults may be, as a request may say.
+_RANGES = {
+    "temperature": (0, 2),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 100),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+}
+
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Say how one HTTP server listens, guards and limits; immutable for its life.
@@ -34,6 +43,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     default_temperature: float | None = None
     #: None falls back to the model's own default, then to `FALLBACK_TOP_P`.
     default_top_p: float | None = None
+    #: None falls back to the model's own defaults, then to what changes nothing.
+    default_top_k: int | None = None
+    default_min_p: float | None = None
+    default_repetition_penalty: float | None = None
+    default_presence_penalty: float | None = None
+    default_frequency_penalty: float | None = None
     #: Tokens gathered in one streamed chunk.
     stream_interval: int = 1
     #: Most prompts that wait for a row; one more is refused with 429.
@@ -78,8 +93,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         self._check_sampling()
 
     def _check_sampling(self) -> None:
-        temperature, top_p = self.default_temperature, self.default_top_p
-        if temperature is not None and not 0 <= temperature <= 2:
-            raise UsageError(f"the default temperature must be in 0..2, not {temperature}")
+        top_p = self.default_top_p
         if top_p is not None and not 0 < top_p <= 1:
             raise UsageError(f"the default top_p must be above 0 and at most 1, not {top_p}")
+        if self.default_top_k is not None and self.default_top_k < 0:
+            raise UsageError(f"the default top_k must not be negative: {self.default_top_k}")
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, f"default_{name}")
+            if value is not None and not low <= value <= high:
+                raise UsageError(f"the default {name} must be in {low}..{high}, not {value}")

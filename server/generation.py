@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from vllm_mlx.engine.core.logprobs import Logprobs
 from vllm_mlx.engine.core.outputs import RowOutput
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.errors import (
@@ -45,7 +46,17 @@ class Answer:
     """Gather the whole output of one row."""
 
     text: str = ""
+    logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: Logprobs | None = None
     last: RowOutput = field(default_factory=lambda: RowOutput(request_id=""))
+
+    def add(self, output: RowOutput) -> None:
+        """Take one output, but for its text, which the reader gathers."""
+        self.last = output
+        if output.logprobs is not None:
+            self.logprobs.append(output.logprobs)
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
 
 
 class Generation:
@@ -104,7 +115,7 @@ class Generation:
                 if news is not None:
                     row, output = news
                     parts[row].append(output.text)
-                    answers[row].last = output
+                    answers[row].add(output)
         for answer, texts in zip(answers, parts, strict=True):
             answer.text = "".join(texts)
         return answers
@@ -155,7 +166,8 @@ class Generation:
         ):
             if output.text:
                 # The text is delivered first; the stream is kept to raise at the next reading.
-                self._streams[row] = _Ended(msgspec.structs.replace(output, text=""))
+                bare = msgspec.structs.replace(output, text="", logprobs=None, prompt_logprobs=None)
+                self._streams[row] = _Ended(bare)
                 return msgspec.structs.replace(output, finish_reason=None, error=None)
             del self._streams[row]
             self._registry.count(output)
@@ -206,9 +218,9 @@ class GenerationRegistry:
         """Count the rows that have not been read to their end."""
         return len(self._by_row)
 
-    def check_room(self, num_rows: int) -> None:
+    def check_room(self, num_rows: int, *, param: str = "prompt") -> None:
         """Raise `OverloadedError` when so many more rows do not fit; spares work in vain."""
-        self._admission.check(num_rows)
+        self._admission.check(num_rows, param)
 
     def start(self, request_id: str, requests: Sequence[GenerationRequest]) -> Generation:
         """Hand all rows of one client request to the engine.

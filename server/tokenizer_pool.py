@@ -35,6 +35,14 @@ class TextCodec(Protocol):
         """Render a chat and return its token ids."""
         ...
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for."""
+        ...
+
+    def token_offsets(self, token_ids: Sequence[int], text: str) -> list[int]:
+        """Return the character of `text`, which `token_ids` encode, where each token begins."""
+        ...
+
     def copy(self) -> TextCodec:
         """Return a tokenizer for one more thread."""
         ...
@@ -49,6 +57,8 @@ class TokenizerPool:
             self._idle.put(tokenizer if number == 0 else tokenizer.copy())
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
         self.vocab_size = tokenizer.vocab_size
+        #: Spells one token as bytes: a look-up, cheap enough for the event loop.
+        self.token_bytes = tokenizer.token_bytes
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`; raise `InvalidRequestError`."""
@@ -67,6 +77,10 @@ class TokenizerPool:
         return await self._run(
             lambda tokenizer: tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         )
+
+    async def token_offsets(self, token_ids: Sequence[int], text: str) -> list[int]:
+        """Return the character of `text`, which `token_ids` encode, where each token begins."""
+        return await self._run(lambda tokenizer: tokenizer.token_offsets(token_ids, text))
 
     def close(self) -> None:
         """Drop the work that has not begun; do not wait for what has."""

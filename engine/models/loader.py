@@ -27,8 +27,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Fields of generation_config.json that are sampling defaults here.
-_GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p")
+#: Fields of generation_config.json that are sampling defaults here, and what they may be.
+_GENERATION_FIELDS = {
+    "temperature": (0.0, 2.0),
+    "top_p": (1e-6, 1.0),
+    "top_k": (0.0, 2.0**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+}
 
 
 def load_engine(model: ModelConfig, engine: EngineConfig, on_progress: ProgressCallback) -> Engine:
@@ -150,12 +156,18 @@ def generation_defaults(path: Path) -> dict[str, float]:
     except (OSError, ValueError) as error:
         logger.warning("%s cannot be read and gives no sampling defaults: %s", file, error)
         return {}
-    values = {name: document.get(name) for name in _GENERATION_FIELDS}
-    return {
-        name: float(value)
-        for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    defaults = {}
+    for name, (low, high) in _GENERATION_FIELDS.items():
+        value = document.get(name) if isinstance(document, dict) else None
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            logger.warning("%s: %s is no number but %r, and no default", file, name, value)
+        elif not low <= value <= high:
+            logger.warning("%s: %s is %s, outside %s to %s", file, name, value, low, high)
+        else:
+            defaults[name] = float(value)
+    return defaults
 
 
 def _max_prefill_area(summary: CheckpointSummary, engine: EngineConfig) -> int | None:

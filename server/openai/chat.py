@@ -7,7 +7,7 @@ import time
 from quart import Response
 
 from vllm_mlx.server import sse
-from vllm_mlx.server.openai.intake import check_streaming, limits_of, read_body
+from vllm_mlx.server.openai.intake import check_streaming, limits_of, read_body, row_ids
 from vllm_mlx.server.openai.prompts import chat_messages, template_options
 from vllm_mlx.server.openai.responses import AnswerHead, chat_completion
 from vllm_mlx.server.openai.schemas import ChatCompletionBody
@@ -30,20 +30,23 @@ class ChatRoute:
         body = await read_body(self._runtime, ChatCompletionBody)
         model = self._runtime.names.check(body.model)
         include_usage = check_streaming(body)
-        self._runtime.generations.check_room(1)
+        num_choices = body.n or 1
+        self._runtime.generations.check_room(num_choices, param="n")
         context = current_context()
         prompt = await served.tokenizers.encode_chat(
             chat_messages(body.messages), **template_options(body)
         )
-        row = generation_request(
-            body, context.id, prompt, "messages", limits_of(self._runtime, served)
-        )
-        generation = self._runtime.generations.start(context.id, [row])
+        limits = limits_of(self._runtime, served)
+        rows = [
+            generation_request(body, row_id, prompt, "messages", limits, choice=choice)
+            for choice, row_id in enumerate(row_ids(context.id, num_choices))
+        ]
+        spell = served.tokenizers.token_bytes if body.logprobs else None
+        generation = self._runtime.generations.start(context.id, rows)
         context.closing.push_async_callback(generation.aclose)
         head = AnswerHead(context.id, model, int(time.time()))
         if not body.stream:
-            (answer,) = await generation.collect()
-            return json_response(chat_completion(head, answer))
+            return json_response(chat_completion(head, await generation.collect(), spell))
         await generation.peek()
-        events = chat_events(generation, head, include_usage=include_usage)
+        events = chat_events(generation, head, include_usage=include_usage, spell=spell)
         return sse.event_stream(ended_properly(events, context))

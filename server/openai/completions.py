@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from quart import Response
 
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.server import sse
-from vllm_mlx.server.openai.intake import check_streaming, limits_of, read_body
+from vllm_mlx.server.openai.intake import check_streaming, limits_of, read_body, row_ids
+from vllm_mlx.server.openai.logprobs import CompletionPieces, Echo
 from vllm_mlx.server.openai.prompts import Prompt, split_prompt
 from vllm_mlx.server.openai.responses import AnswerHead, text_completion
 from vllm_mlx.server.openai.schemas import CompletionBody
 from vllm_mlx.server.openai.streams import completion_events, ended_properly
-from vllm_mlx.server.openai.translate import generation_request
+from vllm_mlx.server.openai.translate import Limits, generation_request
 from vllm_mlx.server.replies import json_response
 from vllm_mlx.server.request_context import current_context
 from vllm_mlx.server.runtime import ServerRuntime
 from vllm_mlx.server.served_model import ServedModel
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """Hold one prompt's tokens, and how it is repeated where the request echoes it."""
+
+    tokens: list[int]
+    echo: Echo | None = None
 
 
 class CompletionRoute:
@@ -34,38 +45,64 @@ class CompletionRoute:
         model = self._runtime.names.check(body.model)
         include_usage = check_streaming(body)
         context = current_context()
-        rows = await self._rows(body, context.id, served)
+        num_choices = body.n or 1
+        prompts = await self._prompts(body, served)
+        rows = self._rows(body, context.id, prompts, limits_of(self._runtime, served))
+        pieces = CompletionPieces(
+            [prompt.echo for prompt in prompts for _ in range(num_choices)],
+            served.tokenizers.token_bytes if body.logprobs is not None else None,
+        )
         generation = self._runtime.generations.start(context.id, rows)
         context.closing.push_async_callback(generation.aclose)
         head = AnswerHead(context.id, model, int(time.time()))
         if not body.stream:
-            return json_response(text_completion(head, await generation.collect()))
+            answers = await generation.collect()
+            return json_response(text_completion(head, answers, pieces, num_choices))
         await generation.peek()
-        events = completion_events(generation, head, include_usage=include_usage)
+        events = completion_events(
+            generation, head, pieces, include_usage=include_usage, num_choices=num_choices
+        )
         return sse.event_stream(ended_properly(events, context))
 
-    async def _rows(
-        self, body: CompletionBody, request_id: str, served: ServedModel
-    ) -> list[GenerationRequest]:
-        """Make one engine request for each prompt; their ids are the client's with a number."""
+    async def _prompts(self, body: CompletionBody, served: ServedModel) -> list[_Prompt]:
+        """Encode the prompts, and prepare what is to be repeated of them."""
         add_special_tokens = body.add_special_tokens is not False
+        tokenizers = served.tokenizers
 
-        async def tokens_of(prompt: Prompt) -> list[int]:
+        async def prepared(prompt: Prompt) -> _Prompt:
             if isinstance(prompt, list):
-                return prompt
-            return await served.tokenizers.encode(prompt, add_special_tokens=add_special_tokens)
+                tokens, text = prompt, None
+            else:
+                tokens = await tokenizers.encode(prompt, add_special_tokens=add_special_tokens)
+                text = prompt
+            if not body.echo:
+                return _Prompt(tokens)
+            if text is None:
+                text = await tokenizers.decode(tokens, skip_special_tokens=False)
+            wants_offsets = body.logprobs is not None
+            offsets = await tokenizers.token_offsets(tokens, text) if wants_offsets else []
+            return _Prompt(tokens, Echo(text, tokens, offsets))
 
         given = split_prompt(body.prompt)
-        self._runtime.generations.check_room(len(given))
-        prompts = await asyncio.gather(*map(tokens_of, given))
-        limits = limits_of(self._runtime, served)
+        self._runtime.generations.check_room(len(given) * (body.n or 1))
+        return await asyncio.gather(*map(prepared, given))
+
+    @staticmethod
+    def _rows(
+        body: CompletionBody, request_id: str, prompts: Sequence[_Prompt], limits: Limits
+    ) -> list[GenerationRequest]:
+        """Make one engine request for each choice of each prompt."""
+        num_choices = body.n or 1
+        ids = row_ids(request_id, len(prompts) * num_choices)
         return [
             generation_request(
                 body,
-                request_id if len(prompts) == 1 else f"{request_id}-{index}",
-                prompt,
+                ids[index * num_choices + choice],
+                prompt.tokens,
                 "prompt" if len(prompts) == 1 else f"prompt[{index}]",
                 limits,
+                choice=choice,
             )
             for index, prompt in enumerate(prompts)
+            for choice in range(num_choices)
         ]

@@ -40,6 +40,8 @@ class FieldPolicy:
 
     use: FieldUse
     no_ops: tuple[Any, ...] = ()
+    #: A field with whose value (or 1, where it has none) the value asks for nothing either.
+    same_as: str | None = None
 
 
 _E = FieldPolicy(FieldUse.ENFORCED)
@@ -56,17 +58,14 @@ def _all(policy: FieldPolicy, names: str) -> dict[str, FieldPolicy]:
 
 _GENERATION: dict[str, FieldPolicy] = {
     **_all(_E, "model temperature top_p top_k min_p seed max_tokens min_tokens"),
-    **_all(_E, "stop stop_token_ids ignore_eos stream stream_options"),
+    **_all(_E, "stop stop_token_ids ignore_eos stream stream_options n"),
+    **_all(_E, "frequency_penalty presence_penalty repetition_penalty logit_bias"),
     **_all(_A, "user metadata service_tier safety_identifier"),
     **_all(_A, "prompt_cache_key prompt_cache_retention prompt_cache_options"),
-    "n": _refused(1),
-    "best_of": _refused(1),
-    "frequency_penalty": _refused(0.0),
-    "presence_penalty": _refused(0.0),
-    "repetition_penalty": _refused(1.0),
+    # As many candidates as choices: nothing to choose between.
+    "best_of": FieldPolicy(FieldUse.REFUSED, same_as="n"),
     "length_penalty": _refused(1.0),
     "use_beam_search": _refused(False),
-    "logit_bias": _refused({}),
     "bad_words": _refused([]),
     "allowed_token_ids": _refused(),
     "logits_processors": _refused([]),
@@ -91,9 +90,8 @@ POLICIES: Mapping[type[Body], Mapping[str, FieldPolicy]] = {
         **_GENERATION,
         **_all(_E, "messages max_completion_tokens chat_template_kwargs enable_thinking"),
         **_all(_E, "reasoning_effort add_generation_prompt continue_final_message"),
+        **_all(_E, "logprobs top_logprobs"),
         **_all(_A, "parallel_tool_calls prediction store verbosity"),
-        "logprobs": _refused(False),
-        "top_logprobs": _refused(0),
         "tools": _refused([]),
         "tool_choice": _refused("none", "auto"),
         "functions": _refused([]),
@@ -105,8 +103,7 @@ POLICIES: Mapping[type[Body], Mapping[str, FieldPolicy]] = {
     },
     CompletionBody: {
         **_GENERATION,
-        **_all(_E, "prompt add_special_tokens"),
-        "logprobs": _refused(),
+        **_all(_E, "prompt add_special_tokens echo logprobs"),
         "suffix": _refused(""),
     },
     StreamOptions: {
@@ -144,10 +141,15 @@ def check_fields(body: Body) -> None:
     for path, part in _walk(body):
         for name, policy in POLICIES[type(part)].items():
             value = getattr(part, name)
-            if policy.use is not FieldUse.REFUSED or value is None or value in policy.no_ops:
+            if policy.use is not FieldUse.REFUSED or value is None:
+                continue
+            no_ops = policy.no_ops
+            if policy.same_as is not None:
+                no_ops = (*no_ops, getattr(part, policy.same_as) or 1)
+            if value in no_ops:
                 continue
             param = f"{path}.{name}" if path else name
-            hint = f"; only {_listed(policy.no_ops)} is accepted" if policy.no_ops else ""
+            hint = f"; only {_listed(no_ops)} is accepted" if no_ops else ""
             raise InvalidRequestError(f"{param} is not supported in this build{hint}", param=param)
 
 

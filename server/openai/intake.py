@@ -41,3 +41,10 @@ def check_streaming(body: GenerationBody) -> bool:
 def limits_of(runtime: ServerRuntime, served: ServedModel) -> Limits:
     """Return the limits and defaults that hold for `served`."""
     return Limits.of(runtime.config, served.info, served.tokenizers.vocab_size)
+
+
+def row_ids(request_id: str, num_rows: int) -> list[str]:
+    """Return the ids of one request's rows: the client's own, with a number where it has more."""
+    if num_rows == 1:
+        return [request_id]
+    return [f"{request_id}-{index}" for index in range(num_rows)]

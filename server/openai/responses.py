@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vllm_mlx.engine.core.outputs import RowOutput
 from vllm_mlx.server.generation import Answer
+from vllm_mlx.server.openai.logprobs import CompletionPieces, Spell, chat_logprobs
 
 
 @dataclass(frozen=True)
@@ -24,65 +25,86 @@ class AnswerHead:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-def chat_completion(head: AnswerHead, answer: Answer) -> dict[str, Any]:
-    """Return the body of a whole chat answer."""
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": answer.text, "refusal": None},
-        "logprobs": None,
-        **_ending(answer.last),
-    }
-    return {
-        **head.fields("chat.completion"),
-        "choices": [choice],
-        "usage": usage([answer.last]),
-    }
-
-
-def text_completion(head: AnswerHead, answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return the body of a whole completion, one choice for each prompt."""
+def chat_completion(
+    head: AnswerHead, answers: Sequence[Answer], spell: Spell | None
+) -> dict[str, Any]:
+    """Return the body of a whole chat answer; `spell` where log-probabilities are asked for."""
     choices = [
-        {"index": index, "text": answer.text, "logprobs": None, **_ending(answer.last)}
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": chat_logprobs(answer.logprobs, spell) if spell is not None else None,
+            **_ending(answer.last),
+        }
         for index, answer in enumerate(answers)
     ]
     return {
+        **head.fields("chat.completion"),
+        "choices": choices,
+        "usage": usage([answer.last for answer in answers], len(answers)),
+    }
+
+
+def text_completion(
+    head: AnswerHead, answers: Sequence[Answer], pieces: CompletionPieces, num_choices: int
+) -> dict[str, Any]:
+    """Return the body of a whole completion: `num_choices` for each prompt, prompt by prompt."""
+    choices = []
+    for index, answer in enumerate(answers):
+        text, logprobs = pieces.piece(index, answer.text, answer.logprobs, answer.prompt_logprobs)
+        choices.append({"index": index, "text": text, "logprobs": logprobs, **_ending(answer.last)})
+    return {
         **head.fields("text_completion"),
         "choices": choices,
-        "usage": usage(answer.last for answer in answers),
+        "usage": usage([answer.last for answer in answers], num_choices),
     }
 
 
 def chat_chunk(
-    head: AnswerHead, delta: dict[str, Any], last: RowOutput | None = None
+    head: AnswerHead,
+    index: int,
+    delta: dict[str, Any],
+    logprobs: dict[str, Any] | None = None,
+    last: RowOutput | None = None,
 ) -> dict[str, Any]:
-    """Return a chunk of a streamed chat answer; `last` ends it."""
-    choice = {"index": 0, "delta": delta, "logprobs": None, **_ending(last)}
+    """Return a chunk of choice `index` of a streamed chat answer; `last` ends that choice."""
+    choice = {"index": index, "delta": delta, "logprobs": logprobs, **_ending(last)}
     return {**head.fields("chat.completion.chunk"), "choices": [choice]}
 
 
 def text_chunk(
-    head: AnswerHead, index: int, text: str, last: RowOutput | None = None
+    head: AnswerHead,
+    index: int,
+    text: str,
+    logprobs: dict[str, Any] | None = None,
+    last: RowOutput | None = None,
 ) -> dict[str, Any]:
     """Return a chunk of choice `index` of a streamed completion; `last` ends that choice."""
-    choice = {"index": index, "text": text, "logprobs": None, **_ending(last)}
+    choice = {"index": index, "text": text, "logprobs": logprobs, **_ending(last)}
     return {**head.fields("text_completion"), "choices": [choice]}
 
 
-def usage_chunk(head: AnswerHead, kind: str, ends: Iterable[RowOutput]) -> dict[str, Any]:
+def usage_chunk(
+    head: AnswerHead, kind: str, ends: Sequence[RowOutput], num_choices: int
+) -> dict[str, Any]:
     """Return the last chunk of a stream that was asked for usage; its choices are empty."""
-    return {**head.fields(kind), "choices": [], "usage": usage(ends)}
+    return {**head.fields(kind), "choices": [], "usage": usage(ends, num_choices)}
 
 
-def usage(ends: Iterable[RowOutput]) -> dict[str, Any]:
-    """Add up what the rows of one request took, from their final outputs."""
-    rows = list(ends)
-    prompt = sum(row.num_prompt_tokens for row in rows)
+def usage(rows: Sequence[RowOutput], num_choices: int) -> dict[str, Any]:
+    """Add up what one request took, from the final outputs of its rows in order.
+
+    Each prompt counts once, by the first of its `num_choices`: what the others found stored is
+    what that one computed.
+    """
+    firsts = rows[::num_choices]
+    prompt = sum(row.num_prompt_tokens for row in firsts)
     completion = sum(row.num_completion_tokens for row in rows)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(row.num_cached_tokens for row in rows)},
+        "prompt_tokens_details": {"cached_tokens": sum(row.num_cached_tokens for row in firsts)},
     }
 
 

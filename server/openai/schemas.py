@@ -16,6 +16,10 @@ MAX_TOKEN_ID = 2**31 - 1
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
+#: Most choices of one prompt, and most alternatives of one token: OpenAI's own limits.
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+
 
 class Body(BaseModel):
     """Base of every schema: values of the wrong type are refused, unknown fields are kept."""
@@ -47,15 +51,15 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # Refused until a build supports them.
-    n: int | None = Field(None, ge=1)
-    best_of: int | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    # Refused until a build supports them.
+    best_of: int | None = None
     length_penalty: float | None = None
     use_beam_search: bool | None = None
-    logit_bias: Any = None
     bad_words: Any = None
     allowed_token_ids: Any = None
     logits_processors: Any = None
@@ -148,9 +152,9 @@ class ChatCompletionBody(GenerationBody):
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    # Refused until a build supports them.
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    # Refused until a build supports them.
     tools: Any = None
     tool_choice: Any = None
     functions: Any = None
@@ -174,8 +178,10 @@ class CompletionBody(GenerationBody):
 
     prompt: Any
     add_special_tokens: bool | None = None
+    #: 0 asks for nothing but what `echo` gives.
+    max_tokens: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     # Refused until a build supports them.
-    logprobs: int | None = None
     suffix: str | None = None
 
 

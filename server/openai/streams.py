@@ -7,11 +7,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from vllm_mlx.engine.core.logprobs import Logprobs
 from vllm_mlx.engine.core.outputs import RowOutput
 from vllm_mlx.engine.errors import VllmMlxError
 from vllm_mlx.server import sse
 from vllm_mlx.server.errors import ErrorReply, internal_reply, reply_to
 from vllm_mlx.server.generation import Generation
+from vllm_mlx.server.openai.logprobs import CompletionPieces, Spell, chat_logprobs
 from vllm_mlx.server.openai.responses import AnswerHead, chat_chunk, text_chunk, usage_chunk
 from vllm_mlx.server.request_context import RequestContext
 
@@ -19,46 +21,65 @@ logger = logging.getLogger(__name__)
 
 
 async def chat_events(
-    generation: Generation, head: AnswerHead, *, include_usage: bool
+    generation: Generation, head: AnswerHead, *, include_usage: bool, spell: Spell | None
 ) -> AsyncGenerator[bytes]:
-    """Yield the events of a streamed chat answer, without the end mark."""
-    write = _ChunkWriter(include_usage=include_usage)
-    yield write(chat_chunk(head, {"role": "assistant", "content": ""}))
-    ends: list[RowOutput] = []
-    async with aclosing(generation.outputs()) as outputs:
-        async for news in outputs:
-            if news is None:
-                yield sse.KEEP_ALIVE
-                continue
-            _, output = news
-            if output.text:
-                yield write(chat_chunk(head, {"content": output.text}))
-            if output.finish_reason is not None:
-                ends.append(output)
-                yield write(chat_chunk(head, {}, output))
-    if include_usage:
-        yield sse.event(usage_chunk(head, "chat.completion.chunk", ends))
+    """Yield the events of a streamed chat answer, without the end mark; choices interleave.
 
-
-async def completion_events(
-    generation: Generation, head: AnswerHead, *, include_usage: bool
-) -> AsyncGenerator[bytes]:
-    """Yield the events of a streamed completion, without the end mark; choices interleave."""
+    `spell` spells tokens where log-probabilities are asked for.
+    """
     write = _ChunkWriter(include_usage=include_usage)
-    ends: list[RowOutput] = []
+    num_choices = len(generation.row_ids)
+    for index in range(num_choices):
+        yield write(chat_chunk(head, index, {"role": "assistant", "content": ""}))
+    ends: dict[int, RowOutput] = {}
     async with aclosing(generation.outputs()) as outputs:
         async for news in outputs:
             if news is None:
                 yield sse.KEEP_ALIVE
                 continue
             index, output = news
-            if output.text or output.finish_reason is not None:
-                last = output if output.finish_reason is not None else None
-                yield write(text_chunk(head, index, output.text, last))
+            parts = _parts(output)
+            if output.text or parts:
+                logprobs = chat_logprobs(parts, spell) if spell is not None else None
+                yield write(chat_chunk(head, index, {"content": output.text}, logprobs))
             if output.finish_reason is not None:
-                ends.append(output)
+                ends[index] = output
+                yield write(chat_chunk(head, index, {}, last=output))
     if include_usage:
-        yield sse.event(usage_chunk(head, "text_completion", ends))
+        rows = [ends[index] for index in sorted(ends)]
+        yield sse.event(usage_chunk(head, "chat.completion.chunk", rows, num_choices))
+
+
+async def completion_events(
+    generation: Generation,
+    head: AnswerHead,
+    pieces: CompletionPieces,
+    *,
+    include_usage: bool,
+    num_choices: int,
+) -> AsyncGenerator[bytes]:
+    """Yield the events of a streamed completion, without the end mark; choices interleave."""
+    write = _ChunkWriter(include_usage=include_usage)
+    ends: dict[int, RowOutput] = {}
+    async with aclosing(generation.outputs()) as outputs:
+        async for news in outputs:
+            if news is None:
+                yield sse.KEEP_ALIVE
+                continue
+            index, output = news
+            parts, last = _parts(output), output if output.finish_reason is not None else None
+            if last is not None or pieces.has_news(index, output.text, parts):
+                text, logprobs = pieces.piece(index, output.text, parts, output.prompt_logprobs)
+                yield write(text_chunk(head, index, text, logprobs, last))
+            if last is not None:
+                ends[index] = last
+    if include_usage:
+        rows = [ends[index] for index in sorted(ends)]
+        yield sse.event(usage_chunk(head, "text_completion", rows, num_choices))
+
+
+def _parts(output: RowOutput) -> list[Logprobs]:
+    return [output.logprobs] if output.logprobs is not None else []
 
 
 async def ended_properly(

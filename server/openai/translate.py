@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from vllm_mlx.engine.core.outputs import pack_tokens
 from vllm_mlx.engine.core.request import GenerationRequest, SamplingParams
 from vllm_mlx.engine.errors import ContextLengthExceededError, InvalidRequestError
 from vllm_mlx.server.config import FALLBACK_TEMPERATURE, FALLBACK_TOP_P, ServerConfig
-from vllm_mlx.server.openai.schemas import ChatCompletionBody, GenerationBody
+from vllm_mlx.server.openai.schemas import ChatCompletionBody, CompletionBody, GenerationBody
 
 #: Bounds of what stop matching is asked to carry through every token.
 MAX_STOP_STRINGS = 64
@@ -21,6 +22,9 @@ WHOLE_ANSWER_INTERVAL = 16
 
 #: Seeds are taken modulo this, so that negative ones are as good as others.
 _SEED_RANGE = 2**64
+
+#: No token id has more digits.
+_MAX_ID_DIGITS = 10
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,9 @@ class Limits:
     top_p: float
     top_k: int
     min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
 
     @classmethod
     def of(cls, config: ServerConfig, info: ModelInfo, vocab_size: int) -> Limits:
@@ -51,15 +58,26 @@ class Limits:
                 config.default_temperature, own.get("temperature"), FALLBACK_TEMPERATURE
             ),
             top_p=_first(config.default_top_p, own.get("top_p"), FALLBACK_TOP_P),
-            top_k=int(own.get("top_k", 0)),
-            min_p=float(own.get("min_p", 0.0)),
+            top_k=int(_first(config.default_top_k, own.get("top_k"), 0)),
+            min_p=_first(config.default_min_p, own.get("min_p"), 0.0),
+            repetition_penalty=_first(
+                config.default_repetition_penalty, own.get("repetition_penalty"), 1.0
+            ),
+            presence_penalty=_first(config.default_presence_penalty, 0.0),
+            frequency_penalty=_first(config.default_frequency_penalty, 0.0),
         )
 
 
 def generation_request(
-    body: GenerationBody, request_id: str, prompt: list[int], prompt_param: str, limits: Limits
+    body: GenerationBody,
+    request_id: str,
+    prompt: list[int],
+    prompt_param: str,
+    limits: Limits,
+    *,
+    choice: int = 0,
 ) -> GenerationRequest:
-    """Resolve one prompt's request; `prompt_param` names the field that the prompt came from.
+    """Resolve the request for one choice of one prompt, from the field `prompt_param`.
 
     Raises `ContextLengthExceededError` for a prompt that leaves no room for one token, and
     `InvalidRequestError` for values outside the server's limits.
@@ -68,7 +86,7 @@ def generation_request(
     return GenerationRequest(
         request_id=request_id,
         prompt=pack_tokens(prompt),
-        sampling=_sampling(body, len(prompt), limits),
+        sampling=_sampling(body, len(prompt), limits, choice),
         stream_interval=limits.stream_interval if body.stream else WHOLE_ANSWER_INTERVAL,
     )
 
@@ -107,7 +125,22 @@ def _check_prompt(prompt: list[int], param: str, limits: Limits) -> None:
         )
 
 
-def _sampling(body: GenerationBody, prompt_len: int, limits: Limits) -> SamplingParams:
+def logprobs_of(body: GenerationBody) -> int | None:
+    """Return how many alternatives of each token are asked for; None for no log-probabilities."""
+    if isinstance(body, CompletionBody):
+        return body.logprobs
+    if not isinstance(body, ChatCompletionBody):
+        return None
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise InvalidRequestError(
+            "top_logprobs is only allowed when logprobs is true", param="top_logprobs"
+        )
+    return None
+
+
+def _sampling(body: GenerationBody, prompt_len: int, limits: Limits, choice: int) -> SamplingParams:
     max_tokens = min(_requested_tokens(body, limits), limits.max_model_len - prompt_len)
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
@@ -122,18 +155,51 @@ def _sampling(body: GenerationBody, prompt_len: int, limits: Limits) -> Sampling
             f"{limits.vocab_size - 1}",
             param="stop_token_ids",
         )
+    logprobs = logprobs_of(body)
     return SamplingParams(
         temperature=_first(body.temperature, limits.temperature),
         top_p=_first(body.top_p, limits.top_p),
         top_k=max(0, body.top_k if body.top_k is not None else limits.top_k),
         min_p=_first(body.min_p, limits.min_p),
-        seed=None if body.seed is None else body.seed % _SEED_RANGE,
+        seed=None if body.seed is None else choice_seed(body.seed, choice),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop=stop_strings(body.stop),
         stop_token_ids=stop_ids,
         ignore_eos=bool(body.ignore_eos),
+        repetition_penalty=_first(body.repetition_penalty, limits.repetition_penalty),
+        presence_penalty=_first(body.presence_penalty, limits.presence_penalty),
+        frequency_penalty=_first(body.frequency_penalty, limits.frequency_penalty),
+        logit_bias=_logit_bias(body.logit_bias or {}, limits.vocab_size),
+        logprobs=logprobs,
+        prompt_logprobs=logprobs if body.echo else None,
     )
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Return the seed of one of several choices; the first has the request's own.
+
+    The others' share nothing with those of neighbouring seeds, as `seed + choice` would.
+    """
+    seed %= _SEED_RANGE
+    if choice == 0:
+        return seed
+    digest = hashlib.sha256(f"{seed}:{choice}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def _logit_bias(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    biases: dict[int, float] = {}
+    for key, bias in given.items():
+        is_number = key.isascii() and key.isdigit() and len(key) <= _MAX_ID_DIGITS
+        if not is_number or int(key) >= vocab_size:
+            raise InvalidRequestError(
+                f"logit_bias has the key {key[:20]!r}; its keys are token ids, and the "
+                f"vocabulary ends at {vocab_size - 1}",
+                param="logit_bias",
+            )
+        biases[int(key)] = bias
+    return tuple((token, bias) for token, bias in biases.items() if bias)
 
 
 def _requested_tokens(body: GenerationBody, limits: Limits) -> int:
@@ -144,6 +210,10 @@ def _requested_tokens(body: GenerationBody, limits: Limits) -> int:
     for param, value in requested.items():
         if value is None:
             continue
+        if value == 0 and not body.echo:
+            raise InvalidRequestError(
+                f"{param} is 0: only a completion that echoes its prompt may be empty", param=param
+            )
         if value > limits.max_request_tokens:
             raise InvalidRequestError(
                 f"{param} is {value}, over this server's limit of {limits.max_request_tokens} "

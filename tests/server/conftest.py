@@ -122,7 +122,9 @@ class FakeEngine:
             loop.call_soon(self.finish, request.request_id, self.finish_reason, self.error)
         return stream
 
-    def put(self, request_id: str, text: str, num_completion_tokens: int = 1) -> None:
+    def put(
+        self, request_id: str, text: str, num_completion_tokens: int = 1, **fields: Any
+    ) -> None:
         """Emit one token's text."""
         self.streams[request_id].put(
             RowOutput(
@@ -130,6 +132,7 @@ class FakeEngine:
                 text=text,
                 num_prompt_tokens=self._prompt_length(request_id),
                 num_completion_tokens=num_completion_tokens,
+                **fields,
             )
         )
 
@@ -186,6 +189,16 @@ class FakeTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the characters."""
         return "".join(chr(token) for token in token_ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the character; the ids up to 4 are the bytes of an emoji, one each."""
+        emoji = "\N{GRINNING FACE}".encode()
+        return emoji[token_id - 1 : token_id] if 1 <= token_id <= 4 else chr(token_id).encode()
+
+    def token_offsets(self, token_ids: Sequence[int], text: str) -> list[int]:
+        """Count one character for each token, but none for the beginning."""
+        missing = len(token_ids) - len(text)
+        return [max(0, index - missing) for index in range(len(token_ids))]
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any

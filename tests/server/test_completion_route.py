@@ -129,7 +129,17 @@ async def test_more_prompts_than_would_ever_fit_are_a_400(make_server: ServerFac
 
 
 @pytest.mark.parametrize(
-    "fields", [{"echo": True}, {"logprobs": 0}, {"best_of": 2}, {"suffix": "x"}, {"n": 2}]
+    "fields",
+    [
+        {"best_of": 2},
+        {"best_of": 1, "n": 2},
+        {"suffix": "x"},
+        {"n": 0},
+        {"n": 129},
+        {"logprobs": 21},
+        {"logprobs": -1},
+        {"max_tokens": 0},
+    ],
 )
 async def test_unsupported_fields_are_refused_by_name(
     served: Served, fields: dict[str, Any]

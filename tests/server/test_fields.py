@@ -57,11 +57,7 @@ def test_what_a_refused_field_may_say_is_accepted(schema: type[Body]) -> None:
 
 #: One value for each refused field that would have an effect.
 EFFECTIVE = {
-    "n": 2,
     "best_of": 2,
-    "frequency_penalty": 0.1,
-    "presence_penalty": -0.1,
-    "repetition_penalty": 1.1,
     "length_penalty": 2.0,
     "use_beam_search": True,
     "echo": True,
@@ -72,7 +68,6 @@ EFFECTIVE = {
     "truncate_prompt_tokens": 5,
     "return_token_ids": True,
     "return_tokens_as_token_ids": True,
-    "top_logprobs": 2,
     "add_special_tokens": True,
     "suffix": "x",
 }
@@ -85,12 +80,32 @@ def test_refused_fields_are_refused_by_name(schema: type[Body]) -> None:
         if policy.use is not FieldUse.REFUSED:
             continue
         value = EFFECTIVE.get(name, {"some": "value"})
-        if name == "logprobs":
-            value = True if schema is ChatCompletionBody else 1
         body = schema.model_validate({**MINIMAL[schema], name: value})
         with pytest.raises(InvalidRequestError, match="not supported in this build") as caught:
             check_fields(body)
         assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_accepted"),
+    [
+        ({"best_of": 1}, True),
+        ({"best_of": 3, "n": 3}, True),
+        ({"best_of": 3}, False),
+        ({"best_of": 1, "n": 3}, False),
+    ],
+)
+def test_best_of_may_say_what_n_says(fields: dict[str, Any], is_accepted: bool) -> None:
+    """As many candidates as choices leave nothing to choose; any other number is refused."""
+    body = CompletionBody.model_validate({"prompt": "x", **fields})
+    if is_accepted:
+        check_fields(body)
+        return
+    with pytest.raises(
+        InvalidRequestError, match=f"only {fields.get('n', 1)} is accepted"
+    ) as caught:
+        check_fields(body)
+    assert caught.value.param == "best_of"
 
 
 def test_refused_fields_are_found_inside_messages() -> None:

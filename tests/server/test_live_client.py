@@ -163,8 +163,10 @@ def test_errors_are_the_clients_own_classes(client: openai.OpenAI, server: Serve
     assert caught.value.param == "temperature"
     assert caught.value.request_id is not None
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="default", messages=HELLO, logprobs=True)
-    assert caught.value.param == "logprobs"
+        client.chat.completions.create(
+            model="default", messages=HELLO, logprobs=True, top_logprobs=21
+        )
+    assert caught.value.param == "top_logprobs"
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="default", prompt="word " * 9000)
     assert caught.value.code == "context_length_exceeded"

@@ -12,8 +12,8 @@ from vllm_mlx.engine.core.outputs import unpack_tokens
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.errors import ContextLengthExceededError, InvalidRequestError
 from vllm_mlx.server.config import ServerConfig
-from vllm_mlx.server.openai.schemas import ChatCompletionBody
-from vllm_mlx.server.openai.translate import Limits, generation_request
+from vllm_mlx.server.openai.schemas import ChatCompletionBody, CompletionBody
+from vllm_mlx.server.openai.translate import Limits, choice_seed, generation_request
 
 INFO = ModelInfo(
     model="m",
@@ -141,6 +141,112 @@ def test_everything_else_reaches_the_engine() -> None:
     assert translate({"stop": "end"}).sampling.stop == ("end",)
     assert translate({"stop": []}).sampling.stop == ()
     assert translate({}).sampling.seed is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "config", "own", "expected"),
+    [
+        ({}, {}, {}, (0, 0.0, 1.0, 0.0, 0.0)),
+        ({}, {}, {"top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}, (20, 0.1, 1.1, 0.0, 0.0)),
+        (
+            {},
+            {
+                "default_top_k": 0,
+                "default_min_p": 0.0,
+                "default_repetition_penalty": 1.2,
+                "default_presence_penalty": 0.3,
+                "default_frequency_penalty": -0.3,
+            },
+            {"top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1},
+            (0, 0.0, 1.2, 0.3, -0.3),
+        ),
+        (
+            {
+                "top_k": -1,
+                "min_p": 0.2,
+                "repetition_penalty": 1,
+                "presence_penalty": 0,
+                "frequency_penalty": 0,
+            },
+            {
+                "default_top_k": 7,
+                "default_repetition_penalty": 1.2,
+                "default_presence_penalty": 0.3,
+                "default_frequency_penalty": -0.3,
+            },
+            {"min_p": 0.1},
+            (0, 0.2, 1.0, 0.0, 0.0),
+        ),
+    ],
+)
+def test_every_setting_comes_from_request_flag_and_model_in_this_order(
+    fields: dict[str, Any],
+    config: dict[str, Any],
+    own: dict[str, float],
+    expected: tuple[float, ...],
+) -> None:
+    """A value that changes nothing, where a request says it, stands over every default."""
+    sampling = translate(fields, own=own, **config).sampling
+    assert expected == (
+        sampling.top_k,
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+    )
+
+
+def test_biases_are_numbers_by_token() -> None:
+    """Keys are token ids in JSON's strings; a bias of nothing is left out."""
+    sampling = translate({"logit_bias": {"5": -100, "007": 1.5, "9": 0}}).sampling
+    assert sampling.logit_bias == ((5, -100.0), (7, 1.5))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_a_chat_asks_for_log_probabilities_in_two_fields(
+    fields: dict[str, Any], expected: int | None
+) -> None:
+    """One says whether, the other how many alternatives."""
+    assert translate(fields).sampling.logprobs == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (None, None)),
+        ({"echo": True}, (None, None)),
+        ({"logprobs": 3}, (3, None)),
+        ({"logprobs": 0, "echo": True}, (0, 0)),
+        ({"logprobs": 1, "echo": True, "max_tokens": 0}, (1, 1)),
+    ],
+)
+def test_a_completion_that_echoes_asks_for_those_of_its_prompt_too(
+    fields: dict[str, Any], expected: tuple[int | None, int | None]
+) -> None:
+    """Only then is every position of the prompt looked at."""
+    body = CompletionBody.model_validate({"prompt": "x", **fields})
+    limits = Limits.of(ServerConfig(), INFO, 1000)
+    sampling = generation_request(body, "id", [1, 2], "prompt", limits).sampling
+    assert (sampling.logprobs, sampling.prompt_logprobs) == expected
+    assert sampling.max_tokens == fields.get("max_tokens", 48)
+
+
+def test_choices_have_seeds_of_their_own() -> None:
+    """The first has the request's, and those of neighbouring seeds have nothing in common."""
+    assert choice_seed(5, 0) == 5
+    assert choice_seed(-1, 0) == 2**64 - 1
+    seeds = [choice_seed(seed, choice) for seed in range(20) for choice in range(20)]
+    assert len(set(seeds)) == 400
+    assert choice_seed(7, 3) == choice_seed(7 + 2**64, 3)
 
 
 def test_stop_strings_are_bounded() -> None:
