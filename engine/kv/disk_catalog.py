@@ -7,6 +7,7 @@ import os
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -127,10 +128,12 @@ class DiskCatalog:
             uses, self._uses = self._uses, []
         if not uses:
             return
+        latest = dict(uses)
+        counts = Counter(hashes for hashes, _ in uses)
         try:
             with self.changing() as index:
-                for hashes, when_ns in uses:
-                    index.use(hashes, when_ns, 1)
+                for hashes, when_ns in latest.items():
+                    index.use(hashes, when_ns, counts[hashes])
         except (OSError, sqlite3.Error) as error:
             self.note(error)
 

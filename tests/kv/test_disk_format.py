@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import struct
 import zlib
+from base64 import b64decode
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +77,34 @@ def test_the_golden_file_stays_readable() -> None:
 def test_the_golden_file_stays_the_same() -> None:
     """The same run is written as the very same bytes, so that a change must be a new version."""
     assert b"".join(map(bytes, encode_run(golden_run()).pieces)) == GOLDEN.read_bytes()
+
+
+def test_the_golden_file_is_as_documented() -> None:
+    """What docs/disk-format.md says is enough to read a file without the program."""
+    data = GOLDEN.read_bytes()
+    magic, version, header_bytes, file_bytes, header_crc, head_crc = struct.unpack(
+        "<8sIIQII", data[:32]
+    )
+    assert (magic, version, file_bytes) == (b"VMLXRUN\n", 1, len(data))
+    assert head_crc == zlib.crc32(data[:28])
+    assert header_crc == zlib.crc32(data[32 : 32 + header_bytes])
+    header = json.loads(data[32 : 32 + header_bytes])
+    fields = {**header["namespace"], "label": ""}
+    digest = hashlib.sha256(json.dumps(fields, separators=(",", ":")).encode()).digest()
+    assert b64decode(header["digest"]) == digest
+    parent, tokens = b64decode(header["parent"]), b64decode(header["tokens"])
+    for number, name in enumerate(header["hashes"]):
+        extra = b64decode(header["extra_keys"][number])
+        block = tokens[16 * number : 16 * number + 16]
+        length = len(extra).to_bytes(4, "little")
+        parent = hashlib.sha256(parent + length + extra + block).digest()
+        assert b64decode(name) == parent
+    for tensor, expected in zip(header["tensors"], golden_run().tensors, strict=True):
+        start = 32 + header_bytes + tensor["offset"]
+        stored = data[start : start + tensor["num_bytes"]]
+        assert (stored, zlib.crc32(stored)) == (expected.data, tensor["crc32"])
+        assert (tensor["name"], tensor["dtype"]) == (expected.name, expected.dtype)
+        assert tuple(tensor["shape"]) == expected.shape
 
 
 def test_a_run_comes_back_as_it_was(tmp_path: Path) -> None:
