@@ -44,9 +44,11 @@ USES_MLX_ON_DEMAND = ["engine/memory.py", "engine/models/loader.py", "engine/pla
 
 #: Files that a reader, or a test, can use in milliseconds.
 PURE = [
+    "cache_tools/*",
     "engine/core/*",
     "engine/parsing/*",
     "engine/kv/block_hash.py",
+    "engine/kv/disk_*",
     "engine/kv/prefix_tree.py",
     "engine/kv/slot_plan.py",
     "engine/host/messages.py",
