@@ -118,7 +118,7 @@ class Assertion:
         )
 
     def _is_sure(self, estimate: Estimate, confidence: float) -> bool:
-        if estimate.standard_error is None or confidence == 0:
+        if not estimate.standard_error or confidence == 0:
             return True
         if self.comparison in ("<", "<="):
             return is_above(estimate, self.limit, confidence)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import socket
 import ssl
 from typing import Protocol
@@ -182,8 +183,7 @@ class HttpClient:
         except TimeoutError:
             raise ExchangeError("connect", f"{self.address.url} does not answer") from None
         except OSError as error:
-            reason = error.strerror or str(error) or type(error).__name__
-            raise ExchangeError("connect", f"{self.address.url}: {reason}") from None
+            raise ExchangeError("connect", f"{self.address.url}: {_reason(error)}") from None
         return connection
 
     async def _resolve(self) -> tuple[str, int]:
@@ -336,6 +336,14 @@ class _Connection(asyncio.BufferedProtocol):
     def _fail(self, error: Exception) -> None:
         if self._done is not None and not self._done.done():
             self._done.set_exception(error)
+
+
+def _reason(error: OSError) -> str:
+    """Return why a connection failed; asyncio's own text leaves that out."""
+    is_plain = error.errno is not None and error.errno > 0 and not isinstance(error, ssl.SSLError)
+    if is_plain and error.errno is not None:
+        return os.strerror(error.errno)
+    return error.strerror or str(error) or type(error).__name__
 
 
 def _tls_context() -> ssl.SSLContext:

@@ -61,8 +61,8 @@ def prompt_of_body(prompt_id: str, body: Mapping[str, Any], where: str) -> Promp
     lengths = [body[name] for name in _LENGTH_FIELDS if body.get(name) is not None]
     if lengths and (not isinstance(lengths[0], int) or lengths[0] < 1):
         raise UsageError(f"{where}: max_tokens must be a positive number")
-    tools = body.get("tools") or ()
-    if not isinstance(tools, (list, tuple)) or not all(isinstance(t, Mapping) for t in tools):
+    tools = [] if body.get("tools") is None else body["tools"]
+    if not isinstance(tools, list) or not all(isinstance(t, Mapping) for t in tools):
         raise UsageError(f"{where}: tools must be a list of objects")
     extra = {
         name: value

@@ -1,4 +1,7 @@
-"""The built-in prompt sets: short, medium, long and thinking."""
+"""The built-in prompt sets: short, medium, long and thinking.
+
+No two prompts of a set begin with the same word, so that a cache knows none by another.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _SHORT = (
     "Give me a packing list for two days of hiking in the rain.",
     "Explain to a ten-year-old why the moon seems to change its shape.",
     "Suggest a name for a small bakery beside a canal, and a motto for it.",
-    "Write a Python function that returns the second largest number of a list.",
+    "Python, please: a function that returns the second largest number of a list.",
 )
 
 #: Some 300 to 450 tokens each, with the question at the end.
@@ -55,6 +58,11 @@ _MEDIUM_QUESTIONS = (
     "Find everything that depends on the time of day, the day of the week or the season.",
 )
 
+_LONG_TITLES = (
+    "Log of the harbour master.",
+    "Notes of the north quay.",
+    "Arrivals, as the port office wrote them down.",
+)
 _LONG_QUESTIONS = (
     "Summarise the log in ten sentences, with the most important events first.",
     "List the boats that came in more than once, with the days, and say what each of them carried.",
@@ -62,11 +70,11 @@ _LONG_QUESTIONS = (
 )
 
 _THINKING = (
-    "A farmer has 17 sheep. All but 9 run away, then a third of those left are sold, and then the "
-    "flock doubles. How many sheep are there? Think step by step.",
+    "There are 17 sheep on a farm. All but 9 run away, then a third of those left are sold, and "
+    "then the flock doubles. How many sheep are there? Think step by step.",
     "Three boxes are labelled apples, oranges and mixed; every label is wrong. You may draw one "
     "fruit from one box. How do you find out what is in each? Prove that it always works.",
-    "A clock shows the right time at noon and loses 4 minutes an hour from then on. What is the "
+    "My clock shows the right time at noon and loses 4 minutes an hour from then on. What is the "
     "right time when it shows six in the evening for the first time?",
     "Find all pairs of whole numbers whose product is three times their sum, and show that there "
     "are no others.",
@@ -112,7 +120,7 @@ def _medium() -> Sequence[str]:
     texts = []
     for number, question in enumerate(_MEDIUM_QUESTIONS):
         paragraphs = [_HANDBOOK[(number + step) % len(_HANDBOOK)] for step in range(5)]
-        texts.append("\n\n".join(["House rules of the harbour library.", *paragraphs, question]))
+        texts.append("\n\n".join([*paragraphs, question]))
     return texts
 
 
@@ -122,7 +130,7 @@ def _long() -> Sequence[str]:
     for number, question in enumerate(_LONG_QUESTIONS):
         rng = random.Random(number)
         lines = [_log_line(day, rng) for day in range(1, _LOG_DAYS + 1)]
-        texts.append("\n".join(["Log of the harbour master.", *lines, "", question]))
+        texts.append("\n".join([_LONG_TITLES[number], *lines, "", question]))
     return texts
 
 

@@ -181,7 +181,6 @@ class _Meter:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._was_collecting = gc.isenabled()
-        gc.collect()
         # A collection in between would stop the clock for every stream.
         gc.disable()
         if isinstance(loop, MeasuringLoop):

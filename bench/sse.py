@@ -48,11 +48,9 @@ class SseSplitter:
 
     def flush(self) -> list[SseEvent]:
         """Return the event that the stream's end cut off, if its data had come."""
-        if self._pending:
-            self._line(self._pending.rstrip(b"\r"))
-            self._pending = b""
-        event = self._line(b"")
-        return [] if event is None else [event]
+        rest, self._pending = self._pending.rstrip(b"\r"), b""
+        ends = (self._line(rest), self._line(b""))
+        return [event for event in ends if event is not None]
 
     def _line(self, line: bytes) -> SseEvent | None:
         if self._is_first:
