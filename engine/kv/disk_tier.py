@@ -20,8 +20,8 @@ import msgspec
 from vllm_mlx.engine.errors import CacheDamagedError, CacheVersionError
 from vllm_mlx.engine.kv.disk_catalog import DiskCatalog
 from vllm_mlx.engine.kv.disk_faults import FaultCounter, FaultReason, reason_of
-from vllm_mlx.engine.kv.disk_folder import StoreFolder
-from vllm_mlx.engine.kv.disk_format import StoredRun, read_run
+from vllm_mlx.engine.kv.disk_folder import RunFile, StoreFolder
+from vllm_mlx.engine.kv.disk_format import StoredRun, namespace_folder, read_run
 from vllm_mlx.engine.kv.disk_index import BlockPlace, DiskIndex
 
 _REMOVED_TOGETHER = 64
@@ -213,6 +213,21 @@ class DiskTier:
                 break
             rest = kept
         return removed
+
+    def clear(self, digest: bytes | None = None) -> tuple[int, int]:
+        """Remove all runs, or all of the namespace with this digest; return files and bytes."""
+        folder = namespace_folder(digest) + "/" if digest is not None else ""
+        removed: list[RunFile] = []
+        try:
+            with self._catalog.changing() as index:
+                for name, file in index.files().items():
+                    if name.startswith(folder):
+                        self.folder.run_path(name).unlink(missing_ok=True)
+                        index.remove(name)
+                        removed.append(file)
+        except (OSError, sqlite3.Error) as error:
+            self._catalog.note(error)
+        return len(removed), sum(file.num_bytes for file in removed)
 
     def stats(self) -> DiskStats:
         """Return the counters."""

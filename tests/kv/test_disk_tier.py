@@ -273,6 +273,21 @@ def test_removing_keeps_what_others_need(tier: DiskTier) -> None:
     assert (tier.find(hashes), tier.find(chain_of(1, 9))) == (1, 2)
 
 
+def test_clearing_removes_a_namespace_or_all(tier: DiskTier, tmp_path: Path) -> None:
+    """Everything of one model goes, or everything, and can be stored again at once."""
+    for stop in (1, 2, 3):
+        tier.write(run_of([1, 2, 3], stop - 1, stop))
+    tier.write(run_of([1, 2], namespace=OTHER))
+    assert tier.clear(NAMESPACE.digest)[0] == 3
+    assert (tier.find(chain_of(1, 2, 3)), tier.find(chain_of(1, 2, namespace=OTHER))) == (0, 2)
+    assert tier.write(run_of([1, 2, 3]))
+    total = tier.stats().num_bytes
+    assert tier.clear() == (2, total)
+    assert files_in(tmp_path / "store") == []
+    assert tier.clear() == (0, 0)
+    assert tier.stats().faults == {}
+
+
 def test_leftovers_of_killed_writers_are_removed(tier: DiskTier, tmp_path: Path) -> None:
     """An old temporary file goes when a store is opened; one that is being written stays."""
     tier.write(run_of([1]))
