@@ -15,7 +15,7 @@ from vllm_mlx.engine.core.logprobs import Logprobs, TokenLogprob
 from vllm_mlx.engine.core.output_processor import OutputProcessor, TokenDecoder
 from vllm_mlx.engine.core.outputs import ErrorInfo, RowOutput, StepOutputs
 from vllm_mlx.engine.core.prefill_groups import group_chunks
-from vllm_mlx.engine.core.prefixes import Prefixes
+from vllm_mlx.engine.core.prefixes import Clearing, Prefixes
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.core.request_check import check_request
 from vllm_mlx.engine.core.scheduler import PrefillChunk, Scheduler, StepPlan
@@ -162,9 +162,13 @@ class Engine:
         """Do a little of what can wait until there is no work; return whether there is more."""
         return self._prefixes.persist()
 
-    def clear_prefixes(self) -> int:
-        """Drop every stored prefix block that is not in use; return how many."""
-        return self._prefixes.clear()
+    def store_prefixes(self, timeout_s: float) -> bool:
+        """Store durably every prefix that is worth it, and wait; return whether it is done."""
+        return self._prefixes.flush(timeout_s)
+
+    def clear_prefixes(self, *, ram: bool = True, ssd: bool = False) -> Clearing:
+        """Remove stored prefixes that are not in use; from SSD beside the steps that follow."""
+        return self._prefixes.clear(ram=ram, ssd=ssd)
 
     def _advance(
         self, tokens: dict[str, DrawnToken]

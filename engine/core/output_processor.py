@@ -161,6 +161,7 @@ class OutputProcessor:
             num_prompt_tokens=len(sequence.prompt),
             num_cached_tokens=sequence.num_cached,
             num_completion_tokens=len(sequence.output),
+            departs_at=sequence.departs_at,
         )
         row.text = ""
         row.token_ids = []

@@ -62,6 +62,8 @@ class RowOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_cached_tokens: int = 0
     #: Tokens generated so far.
     num_completion_tokens: int = 0
+    #: Where the prompt departs from what is stored; looked for only while logging for debugging.
+    departs_at: int | None = None
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="step_outputs"):

@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
+import logging
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol
 
 from vllm_mlx.engine.core.sequence import Sequence
-from vllm_mlx.engine.core.stats import PrefixStats
+from vllm_mlx.engine.core.stats import CacheCleared, PrefixStats
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Clearing:
+    """Follow the removal of stored prefixes: from RAM it is done, from SSD it may go on."""
+
+    num_blocks: int = 0
+    #: The files removed, once they are.
+    num_runs: Future[int] | None = None
+
+    def result(self) -> CacheCleared | None:
+        """Return what went, None while it goes on."""
+        if self.num_runs is None:
+            return CacheCleared(num_blocks=self.num_blocks)
+        if not self.num_runs.done():
+            return None
+        error = self.num_runs.exception()
+        if error is not None:
+            logger.error("stored prefixes could not be removed", exc_info=error)
+            return CacheCleared(
+                num_blocks=self.num_blocks, fault=f"{type(error).__name__}: {error}"
+            )
+        return CacheCleared(num_blocks=self.num_blocks, num_runs=self.num_runs.result())
 
 
 class Prefixes(Protocol):
@@ -47,8 +75,8 @@ class Prefixes(Protocol):
         """Return a snapshot, None if nothing is ever stored."""
         ...
 
-    def clear(self) -> int:
-        """Drop every stored block that is not in use; return how many."""
+    def clear(self, *, ram: bool = True, ssd: bool = False) -> Clearing:
+        """Remove what is stored and not in use; from SSD beside the steps that follow."""
         ...
 
     def wait(self) -> None:
@@ -57,6 +85,10 @@ class Prefixes(Protocol):
 
     def persist(self) -> bool:
         """Store durably a little of what is worth it; return whether there is more."""
+        ...
+
+    def flush(self, timeout_s: float) -> bool:
+        """Store durably all that is worth it, and wait; return whether it is done in time."""
         ...
 
     def close(self) -> None:
@@ -96,9 +128,10 @@ class NoPrefixes:
         """Say that nothing is ever stored."""
         return None
 
-    def clear(self) -> int:
+    def clear(self, *, ram: bool = True, ssd: bool = False) -> Clearing:
         """Have nothing to drop."""
-        return 0
+        del ram, ssd
+        return Clearing()
 
     def wait(self) -> None:
         """Have nothing to wait for."""
@@ -106,6 +139,11 @@ class NoPrefixes:
     def persist(self) -> bool:
         """Have nothing to store."""
         return False
+
+    def flush(self, timeout_s: float) -> bool:
+        """Have nothing to store."""
+        del timeout_s
+        return True
 
     def close(self) -> None:
         """Have nothing open."""

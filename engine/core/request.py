@@ -70,3 +70,5 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     #: Output is sent at most once per this many tokens (and always at the end).
     stream_interval: int = 1
+    #: Sent for the prompt's KV alone: that is worth storing durably however short it is.
+    is_warm: bool = False

@@ -53,6 +53,8 @@ class Sequence:
     num_computed: int = 0
     num_cached: int = 0
     cache_hit_type: CacheHitType | None = None
+    #: The prompt's first token that differs from the nearest stored prefix, if it was looked for.
+    departs_at: int | None = None
     num_preemptions: int = 0
     #: Positions of the prompt whose logits have been looked at, of a request that asks for them.
     num_prompt_scored: int = 0

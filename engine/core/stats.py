@@ -76,8 +76,22 @@ class PrefixStats(msgspec.Struct, frozen=True, kw_only=True):
     hit_tokens: int = 0
     query_tokens: int = 0
     num_evicted: int = 0
+    block_size: int = 0
+    #: Beginning of the digest that this model's prefixes are told by, and what it was called.
+    namespace: str = ""
+    label: str = ""
     #: None without an SSD tier.
     disk: DiskPrefixStats | None = None
+
+
+class CacheCleared(msgspec.Struct, frozen=True, kw_only=True, tag="cache_cleared"):
+    """Say what went when stored prefixes were removed."""
+
+    #: Blocks that left RAM, and files that left the SSD.
+    num_blocks: int = 0
+    num_runs: int = 0
+    #: Why files could not be removed; None if they were.
+    fault: str | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="engine_stats"):

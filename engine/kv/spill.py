@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_mlx.engine.core.stats import DiskPrefixStats
 from vllm_mlx.engine.kv.block_codec import Block
 from vllm_mlx.engine.kv.block_hash import Namespace
 from vllm_mlx.engine.kv.block_transfer import from_run, to_run
-from vllm_mlx.engine.kv.disk_format import MAX_RUN_BLOCKS, StoredRun
+from vllm_mlx.engine.kv.disk_format import MAX_RUN_BLOCKS, StoredRun, namespace_folder
 from vllm_mlx.engine.kv.disk_tier import DiskTier
-from vllm_mlx.engine.kv.disk_writer import DiskReader, DiskWriter
+from vllm_mlx.engine.kv.disk_writer import DiskReader, DiskWriter, RunStream
 from vllm_mlx.engine.kv.prefix_tree import Node
 
 logger = logging.getLogger(__name__)
@@ -27,28 +26,10 @@ HOT_TOKENS = 1024
 _FIRST_READ_BYTES_PER_S = 500e6
 #: Weight of the newest measurement of the rate of computing.
 _SMOOTHING = 0.3
-_CLOSE_TIMEOUT_S = 3.0
-
-
-@dataclass(slots=True, eq=False)
-class Restore:
-    """Follow one chain on its way from disk to RAM; owned by the row that waits for it."""
-
-    future: Future[list[StoredRun]]
-    runs: deque[StoredRun] | None = None
-
-    def next_run(self) -> StoredRun | None:
-        """Return the next run that was read; None while reading, and after the last."""
-        if self.runs is None:
-            if not self.future.done():
-                return None
-            self.runs = deque(self.future.result())
-        return self.runs.popleft() if self.runs else None
-
-    @property
-    def is_done(self) -> bool:
-        """Say whether every run was taken."""
-        return self.runs is not None and not self.runs
+#: Runs that wait to be written before an idle engine hands over more.
+_RUNS_BEHIND = 4
+#: How long a removal waits for what was handed over before it.
+_FLUSH_TIMEOUT_S = 5.0
 
 
 class Spill:
@@ -73,6 +54,7 @@ class Spill:
         self._clock = clock
         #: What this process has stored or found stored, by block.
         self._stored: dict[bytes, frozenset[str]] = {}
+        self._num_orphans = 0
         self._compute_s_per_token: float | None = None
         self._num_spilled = 0
         self._num_restored = 0
@@ -81,6 +63,11 @@ class Spill:
     def kinds(self, hashes: Sequence[bytes]) -> list[frozenset[str]]:
         """Return what the tier has of each block of the longest stored prefix of a chain."""
         return self._tier.kinds(hashes)
+
+    @property
+    def is_behind(self) -> bool:
+        """Say whether enough waits to be written; what can wait should not be added to it."""
+        return self._writer.stats().num_queued >= _RUNS_BEHIND
 
     def is_stored(self, node: Node[Block]) -> bool:
         """Say whether the tier has all parts of a block, as far as this process knows."""
@@ -95,6 +82,7 @@ class Spill:
 
         Returns whether more of the chain is left, which is so only beyond `max_runs`.
         """
+        self._learn_removals()
         chain = [step for step in ancestry(node) if not self.is_stored(step)]
         runs = consecutive_runs(chain)
         for run in runs if max_runs is None else runs[:max_runs]:
@@ -112,9 +100,9 @@ class Spill:
                 self._stored[step.hash] = step.payload.kinds
         return max_runs is not None and len(runs) > max_runs
 
-    def begin_restore(self, hashes: Sequence[bytes], wanted: Sequence[frozenset[str]]) -> Restore:
+    def begin_restore(self, hashes: Sequence[bytes], wanted: Sequence[frozenset[str]]) -> RunStream:
         """Read a chain's blocks, of each the kinds that are wanted."""
-        return Restore(self._reader.submit(hashes, wanted))
+        return self._reader.stream(hashes, wanted)
 
     def load(self, run: StoredRun) -> list[tuple[bytes, Block]]:
         """Copy a run that was read to the device."""
@@ -135,8 +123,7 @@ class Spill:
         """Say whether reading is predicted to be faster than computing."""
         if self._compute_s_per_token is None:
             return True
-        stats = self._tier.stats()
-        rate = stats.read_bytes / stats.read_s if stats.read_s else _FIRST_READ_BYTES_PER_S
+        rate = self._tier.read_bytes_per_s() or _FIRST_READ_BYTES_PER_S
         is_faster = num_bytes / rate < num_tokens * self._compute_s_per_token
         self._num_declined += not is_faster
         return is_faster
@@ -144,6 +131,34 @@ class Spill:
     def forget_stored(self) -> None:
         """Forget what is stored: somebody else may have removed it."""
         self._stored.clear()
+
+    def clear(self) -> Future[int]:
+        """Remove what the tier has of this model, on a thread; the future counts the files.
+
+        It fails with OSError or sqlite3.Error. Other models' runs stay.
+        """
+        done: Future[int] = Future()
+
+        def remove() -> None:
+            try:
+                self._writer.flush(_FLUSH_TIMEOUT_S)
+                folder = f"{namespace_folder(self._namespace.digest)}/"
+                names = [run.name for run in self._tier.folder.list_runs()]
+                removed = self._tier.remove([name for name in names if name.startswith(folder)])
+                self.forget_stored()
+                done.set_result(len(removed))
+            except Exception as error:  # noqa: BLE001 - whoever waits for it is told
+                done.set_exception(error)
+
+        threading.Thread(target=remove, name="prefix-remover", daemon=True).start()
+        return done
+
+    def _learn_removals(self) -> None:
+        """Forget what is stored if the tier missed what a run continues: it was removed since."""
+        num_orphans = self._tier.faults.counts().get("orphan", 0)
+        if num_orphans != self._num_orphans:
+            self._num_orphans = num_orphans
+            self.forget_stored()
 
     def stats(self) -> DiskPrefixStats:
         """Return the counters of this engine and the totals of the folder."""
@@ -167,9 +182,9 @@ class Spill:
         """Wait until everything submitted is on disk; return whether it is."""
         return self._writer.flush(timeout_s)
 
-    def close(self) -> None:
-        """Write what waits, for a few seconds at most, and let go of the folder."""
-        self._writer.close(_CLOSE_TIMEOUT_S)
+    def close(self, timeout_s: float) -> None:
+        """Write what waits, for at most `timeout_s`, and let go of the folder."""
+        self._writer.close(timeout_s)
         self._reader.close()
         self._tier.close()
 

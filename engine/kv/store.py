@@ -12,21 +12,29 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from vllm_mlx.engine.core.outputs import pack_tokens
+from vllm_mlx.engine.core.prefixes import Clearing
 from vllm_mlx.engine.core.sequence import Sequence as TokenSequence
 from vllm_mlx.engine.core.sequence import SequenceStatus
 from vllm_mlx.engine.core.stats import CacheHitType, PrefixStats
-from vllm_mlx.engine.kv.block_codec import Block, BlockCodec, num_blocks
+from vllm_mlx.engine.kv.block_codec import Block, BlockCodec
 from vllm_mlx.engine.kv.block_hash import BlockHasher, Namespace
+from vllm_mlx.engine.kv.departure import departure
+from vllm_mlx.engine.kv.disk_format import namespace_folder
+from vllm_mlx.engine.kv.disk_writer import RunStream
 from vllm_mlx.engine.kv.prefix_tree import Node, PrefixTree
-from vllm_mlx.engine.kv.spill import Restore, Spill
+from vllm_mlx.engine.kv.resume import ResumeRule
+from vllm_mlx.engine.kv.spill import Spill
 from vllm_mlx.engine.kv.stock_caches import cache_arrays
 
 logger = logging.getLogger(__name__)
 
 #: Tokens between captured states of recurrent layers; the end of a prompt is captured besides.
 CHECKPOINT_GRID = 2048
-#: How long a step that has nothing else to do waits for a read from disk.
-_RESTORE_WAIT_S = 0.002
+#: How long a step that has nothing else to do waits for the disk.
+_DISK_WAIT_S = 0.002
+#: How long closing may take, handing over what is not stored yet and then writing the last of it.
+_CLOSE_FLUSH_S = 3.0
+_CLOSE_WRITE_S = 0.5
 
 
 class RowCaches(Protocol):
@@ -53,7 +61,7 @@ class _Row:
     #: Somebody waits: store after every chunk.
     is_awaited: bool = False
     #: Blocks on their way from disk, and the nodes that must not be evicted until they are used.
-    restore: Restore | None = None
+    restore: RunStream | None = None
     was_restored: bool = False
     held: list[Node[Block]] = field(default_factory=list)
     #: When the last chunk ended.
@@ -81,8 +89,10 @@ class PrefixStore:
     ) -> None:
         self.block_size = codec.block_size
         self.checkpoint_grid = CHECKPOINT_GRID if codec.has_state else None
+        self._namespace = namespace
         self._root = namespace.digest
         self._codec = codec
+        self._rule = ResumeRule(codec.block_size, codec.kinds, codec.window)
         self._layout = rows
         self._max_bytes = max_bytes
         self._spill = spill
@@ -113,6 +123,9 @@ class PrefixStore:
             hit_tokens=self._hit_tokens,
             query_tokens=self._query_tokens,
             num_evicted=self._tree.stats.num_evicted,
+            block_size=self.block_size,
+            namespace=namespace_folder(self._root),
+            label=self._namespace.label,
             disk=self._spill.stats() if self._spill is not None else None,
         )
 
@@ -134,21 +147,23 @@ class PrefixStore:
 
     def wait(self) -> None:
         """Wait a moment for the disk; called when a step has nothing else to do."""
-        time.sleep(_RESTORE_WAIT_S)
+        time.sleep(_DISK_WAIT_S)
 
     def restore(self, sequence: TokenSequence) -> int:
         """Fill the row's private caches with the longest stored prefix that can be resumed."""
         row = self._row(sequence)
         hashes = self._hashes(sequence)
         matched = self._tree.match(hashes)
-        nodes = matched[: self._resumable([node.payload.kinds for node in matched])]
+        nodes = matched[: self._rule.resumable([node.payload.kinds for node in matched])]
         num_tokens = len(nodes) * self.block_size
         row.pending = set(hashes[len(nodes) :])
         row.chunk_ended_s = self._clock()
         if sequence.num_preemptions == 0:
-            self._query_tokens += len(sequence.prompt)
-            self._hit_tokens += num_tokens
+            if not sequence.request.is_warm:
+                self._query_tokens += len(sequence.prompt)
+                self._hit_tokens += num_tokens
             sequence.cache_hit_type = _hit_type(nodes, len(hashes))
+            self._explain(sequence, hashes, matched)
         if nodes:
             self._tree.touch(nodes)
             self._note_unstored(nodes[-1].hash)
@@ -199,10 +214,16 @@ class PrefixStore:
             self._let_go(row)
 
     def persist(self) -> bool:
-        """Hand one run of hot blocks to the SSD tier; return whether there is more to do."""
+        """Hand one run of hot blocks to the SSD tier; return whether there is more to do.
+
+        A disk that is behind is waited for, a moment at each call.
+        """
         if self._spill is None:
             return False
         while self._unstored:
+            if self._spill.is_behind:
+                self.wait()
+                return True
             node = self._tree.get(self._unstored[-1])
             hot = self._deepest_hot(node)
             if hot is not None and not self._spill.is_stored(hot):
@@ -212,20 +233,39 @@ class PrefixStore:
             self._unstored.pop()
         return False
 
+    def flush(self, timeout_s: float) -> bool:
+        """Store every hot block and wait until it is on disk; return whether it is in time."""
+        if self._spill is None:
+            return True
+        deadline = self._clock() + timeout_s
+        while self.persist():
+            if self._clock() >= deadline:
+                return False
+        return self._spill.flush(max(0.0, deadline - self._clock()))
+
     def close(self) -> None:
         """Store every hot block, wait a few seconds for the disk, and let go of it."""
         if self._spill is not None:
-            while self.persist():
-                pass
-            self._spill.close()
+            self.flush(_CLOSE_FLUSH_S)
+            self._spill.close(_CLOSE_WRITE_S)
 
     def evict_to(self, num_bytes: int) -> int:
         """Evict until at most `num_bytes` are held; return the bytes freed."""
         return self._tree.evict_to(num_bytes)
 
-    def clear(self) -> int:
-        """Evict everything; return how many blocks went."""
-        return self._tree.clear()
+    def clear(self, *, ram: bool = True, ssd: bool = False) -> Clearing:
+        """Remove everything that is not in use; hot blocks that leave RAM alone go to SSD."""
+        num_blocks, num_runs = 0, None
+        if ssd:
+            self._unstored.clear()
+            self._tree.on_evict = None
+        if ram:
+            num_blocks = self._tree.clear()
+        if ssd and self._spill is not None:
+            self._spill.forget_stored()
+            num_runs = self._spill.clear()
+        self._tree.on_evict = self._evicted
+        return Clearing(num_blocks, num_runs)
 
     def _row(self, sequence: TokenSequence) -> _Row:
         if sequence.id not in self._rows:
@@ -236,25 +276,6 @@ class PrefixStore:
         """Return the hashes of the blocks that prefill would compute whole."""
         whole = sequence.prefill_target // self.block_size
         return self._row(sequence).hasher.extend(sequence.tokens)[:whole]
-
-    def _resumable(self, kinds: Sequence[frozenset[str]]) -> int:
-        """Return how many blocks of a chain, whose parts are given, every layer can resume."""
-        for depth in range(len(kinds), 0, -1):
-            if "kv" in self._codec.kinds and any("kv" not in has for has in kinds[:depth]):
-                continue
-            if self._codec.has_state and "state" not in kinds[depth - 1]:
-                continue
-            first = depth - self._num_window_blocks(depth)
-            if any("window" not in has for has in kinds[first:depth]):
-                continue
-            return depth
-        return 0
-
-    def _num_window_blocks(self, depth: int) -> int:
-        """Return how many blocks must have their window part to resume after `depth` blocks."""
-        if self._codec.window is None:
-            return 0
-        return num_blocks(min(self._codec.window, depth * self.block_size), self.block_size)
 
     def _begin_restore(self, row: _Row, hashes: Sequence[bytes]) -> bool:
         """Begin to read what the disk has beyond RAM, if that is worthwhile; say whether it is."""
@@ -267,14 +288,14 @@ class PrefixStore:
             | (on_disk[i] if i < len(on_disk) else frozenset())
             for i in range(max(len(in_ram), len(on_disk)))
         ]
-        depth = self._resumable(both)
-        gained = depth - self._resumable(in_ram)
+        depth = self._rule.resumable(both)
+        gained = depth - self._rule.resumable(in_ram)
         if gained <= 0:
             return False
         num_bytes = gained * self._codec.block_bytes
         if not self._spill.is_worthwhile(gained * self.block_size, num_bytes):
             return False
-        wanted = [self._needed_kinds(i, depth) for i in range(depth)]
+        wanted = [self._rule.needed(i, depth) for i in range(depth)]
         missing = [
             kinds - (in_ram[i] if i < len(in_ram) else frozenset())
             for i, kinds in enumerate(wanted)
@@ -282,14 +303,6 @@ class PrefixStore:
         row.restore = self._spill.begin_restore(hashes[:depth], missing)
         self._hold(row, self._tree.match(hashes[:depth]))
         return True
-
-    def _needed_kinds(self, index: int, depth: int) -> frozenset[str]:
-        needed = self._codec.kinds - {"window", "state"}
-        if index >= depth - self._num_window_blocks(depth):
-            needed |= self._codec.kinds & {"window"}
-        if index == depth - 1:
-            needed |= self._codec.kinds & {"state"}
-        return needed
 
     def _load(self, row: _Row) -> bool:
         """Take one run that was read into the tree; say whether there is more to wait for."""
@@ -304,6 +317,25 @@ class PrefixStore:
         if row.restore.is_done:
             row.restore = None
         return row.restore is not None
+
+    def _explain(
+        self, sequence: TokenSequence, hashes: Sequence[bytes], matched: Sequence[Node[Block]]
+    ) -> None:
+        """Note where a prompt departs from what is stored, while logging for debugging."""
+        if not logger.isEnabledFor(logging.DEBUG) or len(matched) == len(hashes):
+            return
+        start = len(matched) * self.block_size
+        block = sequence.tokens_between(start, start + self.block_size)
+        sequence.departs_at = departure(self._tree, matched, block)
+        logger.debug(
+            "request %s: %d of %d prompt tokens are stored; %s",
+            sequence.id,
+            start,
+            len(sequence.prompt),
+            "nothing stored goes on from there"
+            if sequence.departs_at is None
+            else f"the nearest stored prefix differs from token {sequence.departs_at} on",
+        )
 
     def _put(self, row: _Row, block_hash: bytes, parent: bytes | None, block: Block) -> None:
         node = self._tree.get(block_hash)
@@ -320,7 +352,7 @@ class PrefixStore:
 
     def _let_go(self, row: _Row) -> None:
         if row.restore is not None:
-            row.restore.future.cancel()
+            row.restore.cancel()
             row.restore = None
         self._tree.release(row.held)
         row.held = []
@@ -384,6 +416,9 @@ class PrefixStore:
         if hashes:
             self._note_unstored(hashes[-1])
         row.pending.difference_update(hashes)
+        if sequence.request.is_warm:
+            # As good as used twice: it is to be stored, however short it is.
+            self._tree.touch(self._tree.match(hashes))
         self._tree.evict_to(self._max_bytes)
 
     def _complete(

@@ -60,7 +60,7 @@ def load_engine(model: ModelConfig, engine: EngineConfig, on_progress: ProgressC
     on_progress("warming up", None)
     probe = probe_model(loaded, summary.model_type, max_token=tokenizer.vocab_size)
     info = _describe(loaded, path, summary, model, engine, tokenizer.eos_token_ids)
-    namespace = prefix_namespace(path, model, engine, kv_dtype=info.dtype)
+    namespace = prefix_namespace(path, model, engine, kv_dtype=summary.dtype)
     spill = None
     if engine.ssd_cache_dir is not None:
         folder = Path(engine.ssd_cache_dir)
@@ -132,7 +132,7 @@ def prefix_namespace(
 ) -> Namespace:
     """Return what the KV of this engine depends on; reads weights only for an SSD tier.
 
-    In RAM only this process' one model can be found, so that its path is identity enough.
+    `kv_dtype` is the summary's, so that it is known before anything is loaded. In RAM only this process' one model can be found, so that its path is identity enough.
     """
     if engine.ssd_cache_dir is None:
         return Namespace(weights=str(path), kv_dtype=kv_dtype, block_size=engine.cache_block_size)

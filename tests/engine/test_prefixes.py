@@ -215,7 +215,7 @@ def test_clearing_makes_every_prompt_cold_again() -> None:
     driver = make_driver()
     prompt = random_prompt(200, 95)
     ask(driver, "cold", prompt)
-    assert driver.engine.clear_prefixes() == 3
+    assert driver.engine.clear_prefixes().num_blocks == 3
     assert ask(driver, "again", prompt) == (0, 200)
 
 

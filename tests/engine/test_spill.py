@@ -14,43 +14,20 @@ from support.engines import (
     random_prompt,
     tiny_namespace,
 )
+from support.restarts import Restarts
 from support.tiny_models import KINDS
 
 from vllm_mlx.engine.kv.block_codec import Block
 from vllm_mlx.engine.kv.block_transfer import from_run, to_run
-from vllm_mlx.engine.kv.spill import open_spill
 
 ALL_KINDS = sorted(KINDS)
 BLOCK = 64
 
 
-class Servers:
-    """Make drivers over one folder, each as if in a process started anew."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.drivers: list[Driver] = []
-
-    def start(self, kind: str = "full", **options: object) -> Driver:
-        """Start an engine whose RAM is empty."""
-        namespace = tiny_namespace(kind)
-        spill = open_spill(namespace, self.folder, max_bytes=None)
-        driver = Driver(
-            make_engine(kind, namespace=namespace, spill=spill, **options)  # type: ignore[arg-type]
-        )
-        self.drivers.append(driver)
-        return driver
-
-    def stop(self, driver: Driver) -> None:
-        """Stop an engine in order."""
-        self.drivers.remove(driver)
-        driver.engine.close()
-
-
 @pytest.fixture
-def servers(tmp_path: Path) -> Iterator[Servers]:
+def servers(tmp_path: Path) -> Iterator[Restarts]:
     """Return a maker of engines over one folder; those left are stopped at the end."""
-    made = Servers(tmp_path / "ssd")
+    made = Restarts(tmp_path / "ssd")
     yield made
     for driver in list(made.drivers):
         made.stop(driver)
@@ -71,7 +48,7 @@ def ask(driver: Driver, name: str, prompt: list[int], max_tokens: int = 8) -> in
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_prefix_is_found_after_a_restart_with_the_same_tokens(
-    kind: str, servers: Servers
+    kind: str, servers: Restarts
 ) -> None:
     """Used twice, stored at the end, restored by a new engine, equal to mlx-lm's tokens."""
     prompt = random_prompt(200, 1)
@@ -90,7 +67,7 @@ def test_a_prefix_is_found_after_a_restart_with_the_same_tokens(
 
 
 def test_a_long_prefix_is_stored_at_its_first_use_while_the_engine_is_idle(
-    servers: Servers,
+    servers: Restarts,
 ) -> None:
     """1,024 tokens and more need no second use, and no shutdown."""
     prompt = random_prompt(1200, 2)
@@ -106,7 +83,7 @@ def test_a_long_prefix_is_stored_at_its_first_use_while_the_engine_is_idle(
     assert ask(second, "ssd", prompt) == 1152
 
 
-def test_a_short_prompt_used_once_is_not_stored(servers: Servers) -> None:
+def test_a_short_prompt_used_once_is_not_stored(servers: Restarts) -> None:
     """One-shot prompts do not wear the SSD."""
     first = servers.start()
     ask(first, "once", random_prompt(300, 3))
@@ -114,7 +91,7 @@ def test_a_short_prompt_used_once_is_not_stored(servers: Servers) -> None:
     assert list(servers.folder.rglob("*.run")) == []
 
 
-def test_a_block_evicted_from_ram_is_found_on_ssd(servers: Servers) -> None:
+def test_a_block_evicted_from_ram_is_found_on_ssd(servers: Restarts) -> None:
     """RAM for a few blocks only: what leaves it comes back from the SSD."""
     block_bytes = make_engine()._layout.row_cost.row_bytes(BLOCK)
     driver = servers.start(cache_memory_bytes=6 * block_bytes)
@@ -130,7 +107,7 @@ def test_a_block_evicted_from_ram_is_found_on_ssd(servers: Servers) -> None:
     assert differences("full", prompt, driver.results["again"].tokens)[0] == []
 
 
-def test_another_model_never_finds_an_entry(servers: Servers) -> None:
+def test_another_model_never_finds_an_entry(servers: Restarts) -> None:
     """Two namespaces on one folder share nothing."""
     prompt = random_prompt(200, 8)
     first = servers.start("full")
@@ -140,7 +117,7 @@ def test_another_model_never_finds_an_entry(servers: Servers) -> None:
     assert ask(servers.start("rotating"), "cold", prompt) == 0
 
 
-def test_a_damaged_file_is_a_miss_and_a_counted_fault(servers: Servers) -> None:
+def test_a_damaged_file_is_a_miss_and_a_counted_fault(servers: Restarts) -> None:
     """The request is computed, the engine goes on, and the fault says why."""
     prompt = random_prompt(200, 9)
     first = servers.start()
@@ -159,7 +136,7 @@ def test_a_damaged_file_is_a_miss_and_a_counted_fault(servers: Servers) -> None:
     assert disk.faults == {"damaged": 1}
 
 
-def test_others_decode_at_every_step_while_a_prefix_is_restored(servers: Servers) -> None:
+def test_others_decode_at_every_step_while_a_prefix_is_restored(servers: Restarts) -> None:
     """A restore is read beside the steps: a running row gets its token at each of them."""
     prompt = random_prompt(2000, 10)
     first = servers.start()
@@ -178,7 +155,7 @@ def test_others_decode_at_every_step_while_a_prefix_is_restored(servers: Servers
     second.run()
 
 
-def test_an_abort_while_a_prefix_is_read_leaves_nothing_held(servers: Servers) -> None:
+def test_an_abort_while_a_prefix_is_read_leaves_nothing_held(servers: Restarts) -> None:
     """Blocks loaded for a row that left can be evicted."""
     prompt = random_prompt(2000, 12)
     first = servers.start()

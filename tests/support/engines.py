@@ -142,7 +142,8 @@ class Driver:
     def add(self, name: str, prompt: Sequence[int], **sampling: Any) -> None:
         """Add a request; greedy unless told otherwise."""
         sampling.setdefault("temperature", 0.0)
-        extra = {k: sampling.pop(k) for k in ("priority", "stream_interval") if k in sampling}
+        own = ("priority", "stream_interval", "is_warm")
+        extra = {name: sampling.pop(name) for name in own if name in sampling}
         self.results[name] = Finished()
         self.engine.add_request(
             GenerationRequest(
