@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 from vllm_mlx.engine.core.outputs import ErrorInfo, FinishReason, StepOutputs
 from vllm_mlx.engine.core.request import GenerationRequest
-from vllm_mlx.engine.core.stats import EngineStats
+from vllm_mlx.engine.core.stats import CacheCleared, EngineStats
 from vllm_mlx.engine.errors import EngineUnavailableError
-from vllm_mlx.engine.host.messages import AbortRequest, AddRequest, GetStats, ToEngine
+from vllm_mlx.engine.host.messages import AbortRequest, AddRequest, ClearCache, GetStats, ToEngine
 from vllm_mlx.engine.host.stream import RequestStream
+
+Reply = TypeVar("Reply")
 
 
 class EngineClient:
@@ -28,6 +32,8 @@ class EngineClient:
         self._has_produced = False
         self._stats: EngineStats | None = None
         self._stats_reply: asyncio.Future[EngineStats | None] | None = None
+        #: Those who wait for the answers to `ClearCache`, in order.
+        self._clearings: deque[asyncio.Future[CacheCleared | None]] = deque()
 
     @property
     def num_open(self) -> int:
@@ -55,8 +61,11 @@ class EngineClient:
         self._send(AbortRequest(request_id))
         return True
 
-    def deliver(self, message: StepOutputs | EngineStats) -> None:
+    def deliver(self, message: StepOutputs | EngineStats | CacheCleared) -> None:
         """Hand one message of the engine on to whom it concerns."""
+        if isinstance(message, CacheCleared):
+            _answer(self._clearings.popleft(), message)
+            return
         if isinstance(message, EngineStats):
             self._stats = message
             self._answer_stats(message)
@@ -78,6 +87,8 @@ class EngineClient:
             stream.end(finish_reason, error)
             self._forget(stream.request_id)
         self._answer_stats(None)
+        while self._clearings:
+            _answer(self._clearings.popleft(), None)
         return len(ended)
 
     async def wait_idle(self) -> None:
@@ -103,9 +114,19 @@ class EngineClient:
             )
         return self._stats
 
+    async def clear_cache(self, *, ram: bool, ssd: bool) -> CacheCleared:
+        """Have stored prefixes removed; raise `EngineUnavailableError` if the engine ends first."""
+        reply: asyncio.Future[CacheCleared | None] = asyncio.get_running_loop().create_future()
+        self._clearings.append(reply)
+        self._send(ClearCache(ram=ram, ssd=ssd))
+        cleared = await reply
+        if cleared is None:
+            raise EngineUnavailableError("the engine ended before it answered", retry_after_s=1.0)
+        return cleared
+
     def _answer_stats(self, stats: EngineStats | None) -> None:
-        if self._stats_reply is not None and not self._stats_reply.done():
-            self._stats_reply.set_result(stats)
+        if self._stats_reply is not None:
+            _answer(self._stats_reply, stats)
         self._stats_reply = None
 
     def _leave(self, request_id: str) -> None:
@@ -120,3 +141,9 @@ class EngineClient:
         del self._open[request_id]
         if not self._open:
             self._became_idle.set()
+
+
+def _answer(reply: asyncio.Future[Reply | None], message: Reply | None) -> None:
+    """Give an answer to whoever still waits for it."""
+    if not reply.done():
+        reply.set_result(message)

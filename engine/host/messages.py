@@ -2,7 +2,8 @@
 
 Frames are a 4-byte big-endian length, then msgpack. `LoadModel` is the first message to the
 engine; it answers with `LoadProgress` messages, then `ModelInfo` or `LoadFailed`. From then on
-every step that has something to say sends one `StepOutputs`, and `EngineStats` answers `GetStats`.
+every step that has something to say sends one `StepOutputs`; `EngineStats` answers `GetStats`, and
+`CacheCleared` answers `ClearCache`.
 `Shutdown` ends the process in order; the end of the socket ends it at once.
 """
 
@@ -13,7 +14,7 @@ import msgspec
 from vllm_mlx.engine.config import EngineConfig, ModelConfig, ModelInfo
 from vllm_mlx.engine.core.outputs import ErrorInfo, StepOutputs
 from vllm_mlx.engine.core.request import GenerationRequest
-from vllm_mlx.engine.core.stats import EngineStats
+from vllm_mlx.engine.core.stats import CacheCleared, EngineStats
 
 
 class LoadModel(msgspec.Struct, frozen=True, tag="load_model"):
@@ -21,6 +22,8 @@ class LoadModel(msgspec.Struct, frozen=True, tag="load_model"):
 
     model: ModelConfig
     engine: EngineConfig
+    #: Least level that the engine process logs its own records at, as `logging` names it.
+    log_level: str = "INFO"
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add_request"):
@@ -37,6 +40,14 @@ class AbortRequest(msgspec.Struct, frozen=True, tag="abort_request"):
 
 class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
     """Ask for one `EngineStats`."""
+
+
+class ClearCache(msgspec.Struct, frozen=True, kw_only=True, tag="clear_cache"):
+    """Ask for stored prefixes to be removed that are not in use; answered when they are."""
+
+    ram: bool
+    #: Those of this model only.
+    ssd: bool
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
@@ -56,5 +67,5 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
     error: ErrorInfo
 
 
-ToEngine = LoadModel | AddRequest | AbortRequest | GetStats | Shutdown
-FromEngine = LoadProgress | ModelInfo | LoadFailed | StepOutputs | EngineStats
+ToEngine = LoadModel | AddRequest | AbortRequest | GetStats | ClearCache | Shutdown
+FromEngine = LoadProgress | ModelInfo | LoadFailed | StepOutputs | EngineStats | CacheCleared

@@ -13,7 +13,7 @@ import msgspec
 from vllm_mlx.engine.config import EngineConfig, ModelConfig, ModelInfo
 from vllm_mlx.engine.core.outputs import ErrorInfo
 from vllm_mlx.engine.core.request import GenerationRequest
-from vllm_mlx.engine.core.stats import EngineStats
+from vllm_mlx.engine.core.stats import CacheCleared, EngineStats
 from vllm_mlx.engine.errors import EngineDiedError, EngineUnavailableError, VllmMlxError
 from vllm_mlx.engine.host.client import EngineClient
 from vllm_mlx.engine.host.messages import (
@@ -73,16 +73,19 @@ class EngineSupervisor:
         restart: RestartPolicy | None = None,
         command: Sequence[str] | None = None,
         stop_grace_s: float = 5.0,
+        log_level: str = "INFO",
     ) -> None:
         """Prepare; `command` starts another worker than ours and gets `--fd N` appended.
 
-        `stop_grace_s` is how long a process asked to shut down may take before it is killed.
+        `stop_grace_s` is how long a process asked to shut down may take before it is killed, and
+        `log_level` what it logs, as `logging` names levels.
         """
         self._model = model
         self._engine = engine
         self._restart = restart or RestartPolicy()
         self._command = tuple(command or WORKER_COMMAND)
         self._stop_grace_s = stop_grace_s
+        self._log_level = log_level
         self._state = EngineState(phase="stopped")
         self._changed = asyncio.Event()
         self._info: ModelInfo | None = None
@@ -194,6 +197,15 @@ class EngineSupervisor:
             raise self._unavailable()
         return await self._client.stats(timeout_s)
 
+    async def clear_cache(self, *, ram: bool, ssd: bool) -> CacheCleared:
+        """Remove stored prefixes that are not in use, those on SSD of this model only.
+
+        Raises `EngineUnavailableError` when there is no engine, or none any more.
+        """
+        if self._client is None or self._state.phase != "ready":
+            raise self._unavailable()
+        return await self._client.clear_cache(ram=ram, ssd=ssd)
+
     def _unavailable(self) -> EngineUnavailableError:
         state = self._state
         message = f"the engine is {state.phase}"
@@ -257,7 +269,7 @@ class EngineSupervisor:
         self._process = process
         self._client = client = EngineClient(process.send)
         self._set_state(pid=process.pid)
-        process.send(LoadModel(self._model, self._engine))
+        process.send(LoadModel(self._model, self._engine, self._log_level))
         report = ExitReport(None)
         try:
             await process.wait_ended()

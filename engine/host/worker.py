@@ -19,12 +19,14 @@ import msgspec
 
 from vllm_mlx.engine.config import EngineConfig, ModelConfig, ModelInfo
 from vllm_mlx.engine.core.outputs import ErrorInfo, StepOutputs
+from vllm_mlx.engine.core.prefixes import Clearing
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.core.stats import EngineStats
 from vllm_mlx.engine.errors import ModelLoadError, VllmMlxError
 from vllm_mlx.engine.host.messages import (
     AbortRequest,
     AddRequest,
+    ClearCache,
     GetStats,
     LoadFailed,
     LoadModel,
@@ -42,6 +44,8 @@ EXIT_INTERNAL = 70
 
 #: How long the reason of a failed load may take to get through to a parent that is not reading.
 _FLUSH_TIMEOUT_S = 5.0
+#: How often an engine without work looks whether prefixes have been removed.
+_CLEARING_POLL_S = 0.01
 
 ProgressCallback = Callable[[str, float | None], None]
 
@@ -73,6 +77,10 @@ class SteppedEngine(Protocol):
     def stats(self) -> EngineStats:
         """Return a snapshot."""
 
+    def clear_prefixes(self, *, ram: bool, ssd: bool) -> Clearing:
+        """Remove stored prefixes; return what follows the removal, which steps do not wait for."""
+        ...
+
     def close(self) -> None:
         """Free what must be freed in order."""
 
@@ -102,6 +110,7 @@ def run_worker(connection: WorkerConnection, load: EngineFactory) -> int:
     request = _first_message(connection)
     if request is None:
         return EXIT_DONE
+    logging.getLogger("vllm_mlx").setLevel(request.log_level)
     engine = _load(connection, request, load)
     if engine is None:
         return EXIT_LOAD_FAILED
@@ -148,9 +157,11 @@ def _load(
 
 def _serve(connection: WorkerConnection, engine: SteppedEngine) -> None:
     """Step while there is work; without any, do what can wait, then sleep on the socket."""
+    clearings: list[Clearing] = []
     while True:
         if not engine.has_work:
-            connection.wait(0 if engine.idle() else None)
+            idle_s = _CLEARING_POLL_S if clearings else None
+            connection.wait(0 if engine.idle() else idle_s)
         for message in connection.receive():
             match message:
                 case AddRequest():
@@ -159,16 +170,27 @@ def _serve(connection: WorkerConnection, engine: SteppedEngine) -> None:
                     engine.abort(message.request_id)
                 case GetStats():
                     connection.send(engine.stats())
+                case ClearCache():
+                    clearings.append(engine.clear_prefixes(ram=message.ram, ssd=message.ssd))
                 case Shutdown():
                     return
                 case LoadModel():
                     raise RuntimeError("a second LoadModel; a process serves one model")
         if connection.is_closed:
             return
+        clearings = [clearing for clearing in clearings if not _answer(connection, clearing)]
         if engine.has_work:
             outputs = engine.step()
             if outputs.rows:
                 connection.send(outputs)
+
+
+def _answer(connection: WorkerConnection, clearing: Clearing) -> bool:
+    """Say what a removal has removed; return whether it was done."""
+    result = clearing.result()
+    if result is not None:
+        connection.send(result)
+    return result is not None
 
 
 def _configure_process() -> None:

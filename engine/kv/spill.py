@@ -13,7 +13,7 @@ from vllm_mlx.engine.core.stats import DiskPrefixStats
 from vllm_mlx.engine.kv.block_codec import Block
 from vllm_mlx.engine.kv.block_hash import Namespace
 from vllm_mlx.engine.kv.block_transfer import from_run, to_run
-from vllm_mlx.engine.kv.disk_format import MAX_RUN_BLOCKS, StoredRun, namespace_folder
+from vllm_mlx.engine.kv.disk_format import MAX_RUN_BLOCKS, StoredRun
 from vllm_mlx.engine.kv.disk_tier import DiskTier
 from vllm_mlx.engine.kv.disk_writer import DiskReader, DiskWriter, RunStream
 from vllm_mlx.engine.kv.prefix_tree import Node
@@ -135,18 +135,16 @@ class Spill:
     def clear(self) -> Future[int]:
         """Remove what the tier has of this model, on a thread; the future counts the files.
 
-        It fails with OSError or sqlite3.Error. Other models' runs stay.
+        What was handed over before is written first. A fault of the disk leaves files, and counts.
         """
         done: Future[int] = Future()
 
         def remove() -> None:
             try:
                 self._writer.flush(_FLUSH_TIMEOUT_S)
-                folder = f"{namespace_folder(self._namespace.digest)}/"
-                names = [run.name for run in self._tier.folder.list_runs()]
-                removed = self._tier.remove([name for name in names if name.startswith(folder)])
+                num_runs, _ = self._tier.clear(self._namespace.digest)
                 self.forget_stored()
-                done.set_result(len(removed))
+                done.set_result(num_runs)
             except Exception as error:  # noqa: BLE001 - whoever waits for it is told
                 done.set_exception(error)
 

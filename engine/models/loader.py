@@ -132,7 +132,8 @@ def prefix_namespace(
 ) -> Namespace:
     """Return what the KV of this engine depends on; reads weights only for an SSD tier.
 
-    `kv_dtype` is the summary's, so that it is known before anything is loaded. In RAM only this process' one model can be found, so that its path is identity enough.
+    In RAM only this process' one model can be found, so that its path is identity enough.
+    `kv_dtype` is the checkpoint summary's, so that all is known before anything is loaded.
     """
     if engine.ssd_cache_dir is None:
         return Namespace(weights=str(path), kv_dtype=kv_dtype, block_size=engine.cache_block_size)

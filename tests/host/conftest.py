@@ -51,6 +51,7 @@ def make_supervisor() -> MakeSupervisor:
         restart: RestartPolicy = QUICK_RESTART,
         command: tuple[str, ...] = FAKE_ENGINE,
         stop_grace_s: float = 5.0,
+        log_level: str = "INFO",
         **model: object,
     ) -> EngineSupervisor:
         return EngineSupervisor(
@@ -59,6 +60,7 @@ def make_supervisor() -> MakeSupervisor:
             restart=restart,
             command=command,
             stop_grace_s=stop_grace_s,
+            log_level=log_level,
         )
 
     return make

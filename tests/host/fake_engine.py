@@ -12,7 +12,9 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
@@ -26,6 +28,7 @@ from vllm_mlx.engine.core.outputs import (
     pack_tokens,
     unpack_tokens,
 )
+from vllm_mlx.engine.core.prefixes import Clearing
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.core.stats import EngineStats
 from vllm_mlx.engine.errors import InsufficientMemoryError
@@ -62,6 +65,8 @@ class FakeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     #: Loads after this one fail with an error of the tree.
     num_good_loads: int | None = None
     close_s: float = 0.0
+    #: How long removing prefixes from SSD takes.
+    clear_s: float = 0.0
 
 
 class FakeEngine:
@@ -114,6 +119,14 @@ class FakeEngine:
             num_running=len(self._open),
             requests_finished=self._num_finished,
         )
+
+    def clear_prefixes(self, *, ram: bool, ssd: bool) -> Clearing:
+        """Say that 3 blocks and, after a while, 2 files are gone, or that the disk is broken."""
+        logging.getLogger("vllm_mlx.fake").debug("clearing")
+        num_runs: Future[int] = Future()
+        if ssd:
+            threading.Timer(self._model.clear_s, num_runs.set_result, (2,)).start()
+        return Clearing(3 * ram, num_runs if ssd else None)
 
     def idle(self) -> bool:
         """Have nothing that can wait."""
