@@ -65,7 +65,7 @@ class LogitAdjuster:
         """
         asking = [row for row in rows if row[1].sampling.adjusts_logits]
         if not asking:
-            self._forget()
+            self.forget()
             return logits
         if self._setting is None or not self._setting.is_for(asking):
             self._setting = _setting_of(asking)
@@ -105,6 +105,7 @@ class LogitAdjuster:
             a is not b for a, b in zip(known, sequences, strict=True)
         ):
             self._regroup(known, sequences, vocab_size)
+        assert all(self._counted[s] <= len(s.output) for s in sequences), "a row grew shorter"
         fresh = [s.output[self._counted[s] :] for s in sequences]
         if any(fresh):
             assert self._counts is not None
@@ -131,7 +132,8 @@ class LogitAdjuster:
             self._in_prompt = self._in_prompt.at[_indices(prompts)].maximum(mx.array(True))
         self._counted = {s: self._counted.get(s, 0) for s in sequences}
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Let go of all rows, which have left or whose counts are not to be trusted any more."""
         self._setting = None
         self._forget_counts()
 

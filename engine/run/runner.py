@@ -79,6 +79,7 @@ class Runner:
     def forward(self, sequences: Sequence[TokenSequence]) -> None:
         """Dispatch one decode forward for these rows; closes the drained window."""
         if not sequences:
+            self._adjuster.forget()
             return
         view = self._layout.begin_step([(s.id, s.num_computed) for s in sequences])
         by_id = {s.id: s for s in sequences}
@@ -168,6 +169,7 @@ class Runner:
     def abandon(self) -> None:
         """Forget the forward in flight, after the device failed."""
         self._in_flight = None
+        self._adjuster.forget()
 
 
 def _scores(logits: mx.array, tokens: mx.array, rows: Sequence[PlacedRow]) -> DrawScores | None:

@@ -97,6 +97,23 @@ def test_rows_of_every_option_equal_the_library_alone(kind: str, seed: int, num_
     assert stats.prefixes.hit_tokens > 0
 
 
+def test_nothing_is_kept_of_rows_that_have_left() -> None:
+    """Counts of a vocabulary's size go with the last row, whether it ended or the device failed."""
+    engine = make_engine()
+    driver = Driver(engine)
+    driver.add("row", [1, 2, 3], max_tokens=4, presence_penalty=1.0)
+    driver.run()
+    adjuster = engine._runner._adjuster
+    assert (adjuster._counts, adjuster._setting) == (None, None)
+    driver.add("again", [1, 2, 3], max_tokens=4, presence_penalty=1.0)
+    for _ in range(3):
+        driver.step()
+    assert adjuster._counts is not None
+    engine._fail_all(RuntimeError("the device failed"))
+    assert (adjuster._counts, adjuster._setting) == (None, None)
+    driver.run()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 106))
 @pytest.mark.parametrize("kind", sorted(KINDS))
