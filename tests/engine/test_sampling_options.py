@@ -52,7 +52,7 @@ def check_row(name: str, result: Finished, expected: LibraryRow, params: Samplin
     else:
         check_ending(result, expected, params)
     entries = result.logprob_entries()
-    assert bool(entries) == (params.logprobs is not None and bool(result.tokens))
+    assert params.logprobs is not None or entries == []
     for index, entry in enumerate(entries[:count]):
         truth = expected.logprobs[index]
         assert entry.token_id == result.tokens[index]
