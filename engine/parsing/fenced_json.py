@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from vllm_mlx.engine.parsing.json_format import JsonFormat
 from vllm_mlx.engine.parsing.reader import Steps
 from vllm_mlx.engine.parsing.scan import Scan
@@ -10,7 +12,7 @@ from vllm_mlx.engine.parsing.scan import Scan
 class FencedJson(JsonFormat):
     """Read JSON calls where an answer begins, or anywhere in a fence that says that it is JSON."""
 
-    triggers = ("```json",)
+    triggers: ClassVar[tuple[str, ...]] = ("```json",)
     anchored = ("{", "[")
     separators = (";", ",")
 
@@ -18,5 +20,5 @@ class FencedJson(JsonFormat):
     def parse(cls, scan: Scan) -> Steps[None]:
         """Read the calls, and the end of the fence where there was one."""
         yield from super().parse(scan)
-        if scan.trigger in cls.triggers:
+        if scan.trigger == "```json":
             yield from scan.close("```")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_mlx.engine.parsing.reader import MismatchError, Reader, Steps
@@ -30,17 +31,20 @@ class Header:
     recipient: str = ""
 
 
-def read_header(opening: str, reader: Reader) -> Steps[Header]:
+def read_header(
+    opening: str, reader: Reader, may_be_recipient: Callable[[str], bool]
+) -> Steps[Header]:
     """Read a header from behind `opening` up to and with the marker before the message.
 
     The recipient stands behind the author or behind the channel, and a content type may follow;
-    of a channel that is named twice the second counts.
+    of a channel that is named twice the second counts. Raises `MismatchError` as soon as
+    `may_be_recipient` refuses what there is of the recipient.
     """
     header = Header()
     if opening == START:
         yield from _word(reader)
     elif opening == RECIPIENT:
-        header.recipient = yield from _word(reader)
+        header.recipient = yield from _word(reader, may_be_recipient)
     elif opening == CHANNEL:
         header.channel = yield from _word(reader)
     while True:
@@ -51,14 +55,15 @@ def read_header(opening: str, reader: Reader) -> Steps[Header]:
         if found == CHANNEL:
             header = Header((yield from _word(reader)), header.recipient)
         elif found == RECIPIENT:
-            header.recipient = yield from _word(reader)
+            header.recipient = yield from _word(reader, may_be_recipient)
         else:
             yield from _word(reader)
 
 
-def _word(reader: Reader) -> Steps[str]:
+def _word(reader: Reader, allows: Callable[[str], bool] | None = None) -> Steps[str]:
     def may_start(text: str) -> bool:
-        return len(text) <= _MAX_WORD and _WORD.fullmatch(text) is not None
+        is_word = len(text) <= _MAX_WORD and _WORD.fullmatch(text) is not None
+        return is_word and (allows is None or allows(text))
 
     word = yield from reader.word(_WORD_END, may_start)
     if not word:

@@ -13,9 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_mlx.engine.parsing.literals import (
+    CLOSE,
+    COMMA,
     JSON,
+    KEY,
     NUMBER,
+    OPEN,
+    SCALAR,
+    STRING,
     Dialect,
+    Tokens,
     escape,
     integral,
     may_be_scalar,
@@ -38,6 +45,11 @@ _BARE_KEY_END = re.compile(r"[\s:,{}\[\]]")
 MAX_DEPTH = 500
 
 
+#: What comes next in a value: the value itself, what stands behind an opening bracket, behind a
+#: comma in an object, behind a value, nothing. Plain numbers, for the sake of speed.
+_VALUE, _FIRST, _KEY, _NEXT, _NOTHING = range(5)
+
+
 @dataclass(slots=True)
 class _Frame:
     """One bracket that is open."""
@@ -49,6 +61,10 @@ class _Frame:
     node: SchemaNode
     #: The way out to return to once this bracket closes: what is in it is text for the outside.
     outside: Emit | None = None
+
+
+_ANY_OBJECT = _Frame("}", "}", is_object=True, node=ANYTHING)
+_ANY_ARRAY = _Frame("]", "]", is_object=False, node=ANYTHING)
 
 
 class ValueScanner:
@@ -63,22 +79,27 @@ class ValueScanner:
         self._emit = emit
         self._dialect = dialect
         self._frames: list[_Frame] = []
+        self._due = _VALUE
+        #: The schema of the value that is due.
+        self._node = ANYTHING
         self._quotes = dialect.quotes
         if dialect.raw_quote is not None:
             self._quotes = (dialect.raw_quote, *dialect.quotes)
 
     def value(self, node: SchemaNode = ANYTHING) -> Steps[None]:
-        """Read one value, leading white space included; raises `MismatchError` where it is none."""
-        frames = self._frames
-        next_node: SchemaNode | None = node
-        while True:
-            if next_node is not None:
-                is_open = yield from self._begin(next_node)
-                next_node = (yield from self._first()) if is_open else None
-            elif not frames:
-                return
-            else:
-                next_node = yield from self._next()
+        """Read one value with the white space before it; raises `MismatchError` if it is none."""
+        self._due, self._node = _VALUE, node
+        while self._due is not _NOTHING:
+            if self._dialect.tokens is not None:
+                self._pass_tokens(self._dialect.tokens)
+            if self._due is _VALUE:
+                yield from self._begin(self._node)
+            elif self._due is _FIRST:
+                yield from self._first(self._frames[-1])
+            elif self._due is _KEY:
+                yield from self._key(self._frames[-1].node)
+            elif self._due is _NEXT:
+                yield from self._next(self._frames[-1])
 
     def string(self) -> Steps[str]:
         """Read a string and return what it stands for; emits nothing."""
@@ -92,29 +113,81 @@ class ValueScanner:
         opening = yield from self._reader.accept(*self._quotes)
         if opening is None:
             raise MismatchError
-        yield from self._string(opening, emit)
+        yield from self._string(opening, emit, may_skip=False)
 
-    def _begin(self, node: SchemaNode) -> Steps[bool]:
-        """Read a scalar, a string or an opening bracket; return whether it was a bracket."""
-        reader = self._reader
+    def _pass_tokens(self, tokens: Tokens) -> None:
+        """Emit what is at hand and can stay as it is, token by token or more at once.
+
+        This is for speed alone: the steps below give the same, and go on where this stops.
+        """
+        frames = self._frames
+        due, node, text, start = self._due, self._node, self._reader.text, self._reader.pos
+        pos = start
+        while due != _NOTHING:
+            if due == _VALUE and node is ANYTHING and frames and not frames[-1].is_object:
+                pos = tokens.elements.match(text, pos).end()  # type: ignore[union-attr]
+            elif due == _KEY and frames[-1].node is ANYTHING:
+                pos = tokens.members.match(text, pos).end()  # type: ignore[union-attr]
+            found = tokens.one.match(text, pos)
+            if found is None:
+                break
+            kind = found.lastindex
+            if kind == CLOSE and (due == _NEXT or due == _FIRST):
+                if not self._may_pop(found.group(CLOSE)):
+                    break
+                frames.pop()
+                due = _NEXT if frames else _NOTHING
+            elif kind == COMMA and due == _NEXT:
+                frame = frames[-1]
+                due = _KEY if frame.is_object else _VALUE
+                node = frame.node.item() if due == _VALUE else node
+            elif kind == KEY and (due == _KEY or due == _FIRST) and frames[-1].is_object:
+                node = frames[-1].node.child(unescape(found.group(KEY)[1:-1]))
+                due = _VALUE
+            elif due == _VALUE or (due == _FIRST and not frames[-1].is_object):
+                wanted = node if due == _VALUE else frames[-1].node.item()
+                if not _is_plain(kind, wanted.types) or len(frames) >= MAX_DEPTH:
+                    break
+                if kind == OPEN:
+                    frames.append(_plain_frame(found.group(OPEN), wanted))
+                    due = _FIRST
+                else:
+                    due = _NEXT if frames else _NOTHING
+            else:
+                break
+            pos = found.end()
+        self._due, self._node = due, node
+        if pos > start:
+            self._pass_on(pos - start)
+
+    def _may_pop(self, char: str) -> bool:
+        """Say whether `char` closes the last bracket, with nothing else to be done."""
+        frame = self._frames[-1]
+        return frame.closing == char == frame.emits and frame.outside is None
+
+    def _behind_value(self) -> None:
+        self._due = _NEXT if self._frames else _NOTHING
+
+    def _begin(self, node: SchemaNode) -> Steps[None]:
+        """Read a scalar, a string or an opening bracket."""
         char = yield from self._visible()
         if char in self._dialect.brackets:
             self._open(char, node)
-            return True
+            return
         for opening in self._quotes:
-            if opening[0] == char and (yield from reader.accept(opening)):
+            if opening[0] == char and (yield from self._reader.accept(opening)):
                 yield from self._string_value(opening, node)
-                return False
+                self._behind_value()
+                return
         yield from self._scalar_value(node)
-        return False
+        self._behind_value()
 
     def _open(self, char: str, node: SchemaNode) -> None:
         if len(self._frames) >= MAX_DEPTH:
             raise MismatchError
         is_object = char == "{"
         outside = None
-        types = node.types
-        if types is not None and "string" in types and not types & {"object", "array"}:
+        if not _is_plain(OPEN, node.types):
             outside, node = self._emit, ANYTHING
             outside('"')
             self._emit = _escaping(outside)
@@ -122,6 +195,7 @@ class ValueScanner:
         self._frames.append(_Frame(self._dialect.brackets[char], emits, is_object, node, outside))
         self._emit("{" if is_object else "[")
         self._reader.pos += 1
+        self._due = _FIRST
 
     def _close(self) -> None:
         frame = self._frames.pop()
@@ -130,42 +204,43 @@ class ValueScanner:
         if frame.outside is not None:
             self._emit = frame.outside
             self._emit('"')
+        self._behind_value()
 
-    def _first(self) -> Steps[SchemaNode | None]:
-        """Go on behind an opening bracket; return the schema of the first value, if any."""
-        frame = self._frames[-1]
+    def _first(self, frame: _Frame) -> Steps[None]:
+        """Go on behind an opening bracket."""
         char = yield from self._visible()
         if char == frame.closing:
             self._close()
-            return None
-        if frame.is_object:
-            return (yield from self._key(frame.node))
-        return frame.node.item()
+        elif frame.is_object:
+            yield from self._key(frame.node)
+        else:
+            self._due, self._node = _VALUE, frame.node.item()
 
-    def _next(self) -> Steps[SchemaNode | None]:
-        """Go on behind a value; return the schema of the next one, None where a bracket closed."""
-        reader, frame = self._reader, self._frames[-1]
+    def _next(self, frame: _Frame) -> Steps[None]:
+        """Go on behind a value."""
+        reader = self._reader
         char = yield from self._visible()
         if char == frame.closing:
             self._close()
-            return None
+            return
         if char != ",":
             raise MismatchError
         size = yield from self._space_after(1)
         if reader.text[reader.pos + size] == frame.closing:
             # A trailing comma is let go.
             reader.pos += 1
-            return None
+            return
         self._pass_on(size)
-        return (yield from self._key(frame.node)) if frame.is_object else frame.node.item()
+        self._due = _KEY if frame.is_object else _VALUE
+        self._node = frame.node if frame.is_object else frame.node.item()
 
-    def _key(self, node: SchemaNode) -> Steps[SchemaNode]:
-        """Read a key and its colon; return the schema of the value that follows."""
-        reader = self._reader
+    def _key(self, node: SchemaNode) -> Steps[None]:
+        """Read a key and its colon."""
+        reader, emit = self._reader, self._emit
+        yield from self._visible()
         opening = yield from reader.accept(*self._quotes)
         if opening is not None:
             parts: list[str] = []
-            emit = self._emit
 
             def both(part: str) -> None:
                 parts.append(part)
@@ -177,13 +252,13 @@ class ValueScanner:
             key = unescape("".join(parts))
         elif self._dialect.has_bare_keys:
             key = yield from reader.word(_BARE_KEY_END, lambda text: len(text) < 256)
-            self._emit(quote(key))
+            emit(quote(key))
         else:
             raise MismatchError
         if (yield from self._visible()) != ":":
             raise MismatchError
         self._pass_on(1)
-        return node.child(key)
+        self._due, self._node = _VALUE, node.child(key)
 
     def _string_value(self, opening: str, node: SchemaNode) -> Steps[None]:
         types = node.types
@@ -227,8 +302,11 @@ class ValueScanner:
         yield from self._string(opening, parts.append)
         return "".join(parts)
 
-    def _string(self, opening: str, emit: Emit) -> Steps[None]:
-        """Read what follows the opening quote up to the closing one, as JSON text."""
+    def _string(self, opening: str, emit: Emit, *, may_skip: bool = True) -> Steps[None]:
+        """Read what follows the opening quote up to the closing one, as JSON text.
+
+        An `emit` that may raise must not be called past the steps that wait for it (`may_skip`).
+        """
         reader = self._reader
         if opening == self._dialect.raw_quote:
             yield from raw_string(reader, emit, opening)
@@ -240,6 +318,8 @@ class ValueScanner:
             if found is not None and found.end() > reader.pos:
                 emit(found.group())
                 reader.pos = found.end()
+            if reader.pos == len(reader.text) and may_skip and reader.mark is None:
+                reader.quiet, reader.sink = run.fullmatch, emit
             char = yield from reader.peek()
             if char == opening:
                 reader.pos += 1
@@ -272,6 +352,24 @@ class ValueScanner:
         reader = self._reader
         self._emit(reader.text[reader.pos : reader.pos + size])
         reader.pos += size
+
+
+def _plain_frame(char: str, node: SchemaNode) -> _Frame:
+    if node is ANYTHING:
+        return _ANY_OBJECT if char == "{" else _ANY_ARRAY
+    closing = "}" if char == "{" else "]"
+    return _Frame(closing, closing, char == "{", node)
+
+
+def _is_plain(kind: int | None, types: frozenset[str] | None) -> bool:
+    """Say whether a token that begins a value may stay as it is where `types` are allowed."""
+    if types is None:
+        return kind in (STRING, SCALAR, OPEN)
+    if kind == STRING:
+        return "string" in types
+    if kind == SCALAR:
+        return bool(types - {"string", "null"})
+    return kind == OPEN and ("string" not in types or bool(types & {"object", "array"}))
 
 
 def _escaping(emit: Emit) -> Emit:

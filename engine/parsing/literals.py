@@ -23,6 +23,34 @@ _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _WORDS = MappingProxyType({**_JSON_WORDS, **_NOT_NUMBERS, **_PYTHON_WORDS})
 
 
+#: Groups of the pattern of one token.
+KEY, STRING, SCALAR, OPEN, CLOSE, COMMA = range(1, 7)
+
+
+class Tokens:
+    """Hold patterns of what is written the same in JSON and is whole beyond doubt.
+
+    All of them begin with white space. A comma counts only if it is not the last of its kind.
+    """
+
+    def __init__(self, string: str) -> None:
+        space, scalar = r"[ \t\r\n]*+", f"(?:{NUMBER.pattern}|true|false|null)"
+        comma = rf",(?={space}[^\s\]}}])"
+        #: One token, its kind being the only group that is set.
+        self.one = re.compile(
+            rf"{space}(?:({string}){space}:|({string})|({scalar})(?=[\s,\]}}])"
+            rf"|([{{\[])|([}}\]])|({comma}))"
+        )
+        atom = f"(?:{string}|{scalar})"
+        pair = f"{string}{space}:{space}{atom}{space}"
+        flat_object = rf"\{{{space}(?:{pair}(?:,{space}{pair})*+)?\}}"
+        flat_array = rf"\[{space}(?:{atom}{space}(?:,{space}{atom}{space})*+)?\]"
+        value = f"(?:{atom}|{flat_object}|{flat_array})"
+        #: Any number of elements of a list, and of members of an object, with the comma behind.
+        self.elements = re.compile(f"(?:{space}{value}{space}{comma})*+")
+        self.members = re.compile(f"(?:{space}{string}{space}:{space}{value}{space}{comma})*+")
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """Say how values are spelt in a format."""
@@ -37,11 +65,20 @@ class Dialect:
     has_bare_keys: bool = False
     #: Whether escapes in double quotes are Python's.
     has_python_escapes: bool = False
+    #: What is written the same in JSON.
+    tokens: Tokens | None = None
 
+
+_PLAIN = r'[^"\\\x00-\x1f]*+'
+_ESCAPES = r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
 
 #: JSON, and what models write in its place: Python's single quotes and words.
-JSON = Dialect()
-PYTHON = Dialect(brackets={"{": "}", "[": "]", "(": ")"}, has_python_escapes=True)
+JSON = Dialect(tokens=Tokens(rf'"{_PLAIN}(?:{_ESCAPES}{_PLAIN})*+"'))
+PYTHON = Dialect(
+    brackets={"{": "}", "[": "]", "(": ")"},
+    has_python_escapes=True,
+    tokens=Tokens(rf'"{_PLAIN}"'),
+)
 
 
 def escape(text: str) -> str:

@@ -23,16 +23,11 @@ class MarkerSet:
 
     def __init__(self, markers: tuple[str, ...]) -> None:
         self.markers = markers
-        short = [a for a in markers if any(a != b and b.startswith(a) for b in markers)]
-        partial = "|".join(_prefixes(marker) for marker in markers) or "(?!)"
-        # A short marker at the end of the text may become a longer one.
-        self._partial = re.compile(
-            f"({_alternatives(m for m in markers if m not in short)})"
-            f"|(?:{partial})\\Z|({_alternatives(short)})"
-        )
+        firsts = sorted({marker[0] for marker in markers})
+        self._first = re.compile(f"[{re.escape(''.join(firsts))}]" if firsts else "(?!)")
+        # Every alternative begins with a character of its own: that makes the search fast.
         self._complete = re.compile(_alternatives(markers))
-        first = re.escape("".join(sorted({marker[0] for marker in markers})))
-        self._first = re.compile(f"[{first}]" if first else "(?!)")
+        self._partial = re.compile("|".join(_beginning(c, markers) for c in firsts) or "(?!)")
 
     def find(self, text: str, start: int, *, closed: bool) -> tuple[int, str | None]:
         """Return where the first marker in `text` from `start` on begins, and the marker.
@@ -43,14 +38,13 @@ class MarkerSet:
         found = (self._complete if closed else self._partial).search(text, start)
         if found is None:
             return len(text), None
-        marker = found.group() if closed else found.group(1) or found.group(2)
-        return found.start(), marker
+        if closed or found.lastindex is not None:
+            return found.start(), found.group()
+        return found.start(), None
 
-    def holds_nothing_of(self, text: str) -> bool:
-        """Say whether no part of `text`, which is not empty, may belong to a marker."""
-        if not self.markers:
-            return True
-        return text[-1] not in WHITE_SPACE and self._first.search(text) is None
+    def begins_in(self, text: str) -> bool:
+        """Say whether a character of `text` may begin a marker."""
+        return self._first.search(text) is not None
 
 
 @lru_cache(maxsize=512)
@@ -71,9 +65,23 @@ def _alternatives(markers: Iterable[str]) -> str:
     return "|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or "(?!)"
 
 
-def _prefixes(marker: str) -> str:
-    """Return a pattern of every proper prefix of `marker`, the longest first."""
+def _beginning(first: str, markers: tuple[str, ...]) -> str:
+    """Return a pattern of all markers that begin with `first`; only whole ones set a group.
+
+    At the end of the text it matches the beginnings of markers, too, and rather than a whole
+    marker that a longer one begins with.
+    """
+    rests = [marker[1:] for marker in markers if marker[0] == first]
+    short = [a for a in rests if any(a != b and b.startswith(a) for b in rests)]
+    whole = _alternatives(rest for rest in rests if rest not in short)
+    partial = "|".join(_prefixes(rest) for rest in rests if rest) or "(?!)"
+    shorter = f"|({_alternatives(short)})" if short else ""
+    return f"{re.escape(first)}(?:({whole})|(?:{partial})\\Z{shorter})"
+
+
+def _prefixes(text: str) -> str:
+    """Return a pattern of every proper prefix of `text`, the longest first."""
     pattern = ""
-    for char in reversed(marker[1:-1]):
+    for char in reversed(text[:-1]):
         pattern = f"(?:{re.escape(char)}{pattern})?"
-    return re.escape(marker[0]) + pattern if len(marker) > 1 else "(?!)"
+    return pattern

@@ -65,6 +65,9 @@ def raw_string(reader: Reader, emit: Callable[[str], None], closing: str) -> Ste
             emit(escape(reader.text[reader.pos : end]))
             reader.pos = end
         size = len(closing)
+        if found is None and reader.mark is None and reader.pos == len(reader.text):
+            reader.quiet = lambda text: not markers.begins_in(text)
+            reader.sink = lambda text: emit(escape(text))
         if found is None or (reader.pos + size >= len(reader.text) and not reader.closed):
             yield from reader.more()
         elif reader.text[reader.pos + size : reader.pos + size + 1] in _BEHIND_RAW:

@@ -36,13 +36,17 @@ class Reader:
     index kept across a yield must be relative to one of them.
     """
 
-    __slots__ = ("closed", "mark", "pos", "text")
+    __slots__ = ("closed", "mark", "pos", "quiet", "sink", "text")
 
     def __init__(self, text: str = "", *, closed: bool = False) -> None:
         self.text = text
         self.pos = 0
         self.mark: int | None = None
         self.closed = closed
+        #: A short cut past all steps, while these wait with nothing held back: text that `quiet`
+        #: accepts goes to `sink` as it is. Steps set both anew each time that they wait.
+        self.quiet: Callable[[str], object] | None = None
+        self.sink: Callable[[str], None] = _nowhere
 
     def append(self, piece: str) -> None:
         """Take the next piece of text."""
@@ -89,15 +93,18 @@ class Reader:
 
         Raises `CutError` where the text ends before that is decided.
         """
-        longest = max(map(len, literals))
         while True:
-            ahead = self.text[self.pos : self.pos + longest]
-            found = [literal for literal in literals if ahead.startswith(literal)]
-            best = max(found, key=len) if found else None
-            size = 0 if best is None else len(best)
-            if not any(len(o) > size and o.startswith(ahead) for o in literals if o != best):
-                return best
-            if self.closed and best is not None:
+            text, pos = self.text, self.pos
+            ahead = len(text) - pos
+            best: str | None = None
+            is_open = False
+            for literal in literals:
+                if text.startswith(literal, pos):
+                    if best is None or len(literal) > len(best):
+                        best = literal
+                elif len(literal) > ahead and literal.startswith(text[pos:]):
+                    is_open = True
+            if not is_open or (self.closed and best is not None):
                 return best
             yield from self.more()
 
@@ -125,3 +132,8 @@ class Reader:
                 return text
             seen = len(text)
             yield from self.more()
+
+
+def _nowhere(text: str) -> None:
+    """Stand for a sink where there is none."""
+    raise AssertionError(f"no sink for {text!r}")

@@ -83,7 +83,15 @@ _REASONING = {
     "mistral.Mistral": ("mistral",),
     "seed_oss.SeedOss": ("seed_oss",),
     "solar.Solar": ("solar",),
-    "think_tags.ThinkTags": ("qwen3", "deepseek_r1", "kimi", "minimax", "poolside_v1", "step3p5"),
+    "think_tags.ThinkTags": (
+        "qwen3",
+        "deepseek_r1",
+        "deepseek_v3",
+        "kimi",
+        "minimax",
+        "poolside_v1",
+        "step3p5",
+    ),
     "delimiters.Delimiters": ("delimiters",),
 }
 

@@ -8,6 +8,9 @@ from typing import Any
 #: Bound on chains of references and of combined schemas, which may be circular.
 _MAX_DEPTH = 16
 
+#: Keywords that say something of the parts of a value.
+_SHAPING = {"properties", "additionalProperties", "items", "anyOf", "oneOf", "allOf", "$ref"}
+
 _OF_PYTHON = {
     str: "string",
     bool: "boolean",
@@ -26,7 +29,7 @@ class SchemaNode:
     answer all the same.
     """
 
-    __slots__ = ("_children", "_root", "_schema", "types")
+    __slots__ = ("_children", "_is_free", "_root", "_schema", "types")
 
     def __init__(self, schema: Any, root: Any = None) -> None:
         self._schema = schema
@@ -34,6 +37,7 @@ class SchemaNode:
         #: Allowed types; None allows all.
         self.types: frozenset[str] | None = self._types_of(schema, 0)
         self._children: dict[str | None, SchemaNode] = {}
+        self._is_free = not isinstance(schema, Mapping) or not _SHAPING & schema.keys()
 
     def child(self, key: str) -> SchemaNode:
         """Return the schema of the member `key` of an object."""
@@ -54,6 +58,8 @@ class SchemaNode:
         return list(names)
 
     def _part(self, key: str | None) -> SchemaNode:
+        if self._is_free:
+            return ANYTHING
         known = self._children.get(key)
         if known is None:
             found = [
@@ -61,7 +67,9 @@ class SchemaNode:
                 for schema in self._variants(self._schema, 0)
                 for part in _declared_part(schema, key)
             ]
-            merged = found[0] if len(found) == 1 else {"anyOf": found} if found else {}
+            if not found:
+                return ANYTHING
+            merged = found[0] if len(found) == 1 else {"anyOf": found}
             known = self._children[key] = SchemaNode(merged, self._root)
         return known
 

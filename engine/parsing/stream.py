@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from functools import partial
 
-from vllm_mlx.engine.parsing.events import ContentDelta, Event, ReasoningDelta
+from vllm_mlx.engine.parsing.events import Event
 from vllm_mlx.engine.parsing.markers import MAX_MARKER_SPACE, MarkerSet, marker_set, space_before
 from vllm_mlx.engine.parsing.outbox import Mode, Outbox
 from vllm_mlx.engine.parsing.reader import WHITE_SPACE, CutError, MismatchError, Reader, Steps
@@ -58,8 +59,9 @@ class StreamParser:
         self._lead = _Lead.DROPPED if in_reasoning else _Lead.TEXT
         self._is_run_written = False
         self._stray: tuple[str, ...] = ()
-        #: While nothing is held back: the markers that would change that.
-        self._quiet: MarkerSet | None = None
+        self._markers = _Markers(
+            (*self._by_trigger, *self._reasoning.markers, *self._reasoning.dropped)
+        )
         self._is_finished = False
         self._steps = self._parse()
         next(self._steps)
@@ -69,10 +71,12 @@ class StreamParser:
         assert not self._is_finished, "the text has ended"
         if not text:
             return []
-        if self._quiet is not None and self._quiet.holds_nothing_of(text):
-            # Plain text with nothing held back before it.
-            return [ContentDelta(text) if self._mode is Mode.CONTENT else ReasoningDelta(text)]
-        self._reader.append(text)
+        reader = self._reader
+        if reader.quiet is not None and reader.quiet(text):
+            reader.sink(text)
+            return self._outbox.take()
+        reader.quiet = None
+        reader.append(text)
         next(self._steps)
         return self._outbox.take()
 
@@ -122,9 +126,9 @@ class StreamParser:
         """
         reader = self._reader
         reasoning = self._reasoning
-        markers = marker_set(
-            *self._by_trigger, *reasoning.markers, *reasoning.dropped, *self._stray
-        )
+        markers = self._markers[self._stray]
+        quiet = _quiet(markers)
+        sink = partial(self._outbox.text, self._mode)
         while True:
             index, marker = markers.find(reader.text, reader.pos, closed=reader.closed)
             if marker in reasoning.dropped and marker is not None:
@@ -140,9 +144,8 @@ class StreamParser:
                     self._put(index)
                 return None
             if reader.pos == len(reader.text) and self._is_run_written:
-                self._quiet = markers
+                reader.quiet, reader.sink = quiet, sink
             yield
-            self._quiet = None
 
     def _marker(self, marker: str) -> Steps[bool]:
         """Read what `marker` begins; False if it is plain text, whose first character is out.
@@ -246,6 +249,25 @@ class StreamParser:
         if text:
             self._outbox.text(self._mode, text)
             self._is_run_written = True
+
+
+class _Markers(dict[tuple[str, ...], MarkerSet]):
+    """Give the set of a stream's markers with those added that are the key."""
+
+    def __init__(self, markers: tuple[str, ...]) -> None:
+        self._always = markers
+
+    def __missing__(self, more: tuple[str, ...]) -> MarkerSet:
+        found = self[more] = marker_set(*self._always, *more)
+        return found
+
+
+def _quiet(markers: MarkerSet) -> Callable[[str], bool]:
+    """Return what says of a piece of text that no part of it may belong to a marker."""
+    if not markers.markers:
+        return bool
+    begins_in = markers.begins_in
+    return lambda text: text[-1] not in WHITE_SPACE and not begins_in(text)
 
 
 def _framing(formats: Sequence[type[ToolFormat]]) -> ReasoningFormat:

@@ -62,9 +62,12 @@ class TaggedFormat(ToolFormat):
             yield from reader.expect(cls.call_open)
         while True:
             yield from cls.call(scan)
-            if not is_block:
-                return
             yield from reader.space()
+            if not is_block:
+                # A model may leave out the opening tag alone.
+                if not cls.block_close or (yield from reader.accept(cls.block_close)) is None:
+                    scan.rewind()
+                return
             ahead = yield from reader.find(cls.call_open, cls.block_close)
             if ahead != cls.call_open:
                 yield from scan.close(cls.block_close)

@@ -64,7 +64,7 @@ def _structure(reader: Reader, emit: Emit, node: SchemaNode, end: ValueEnd) -> S
         inner.append(text)
         next(steps, None)
 
-    yield from _text(reader, push, end)
+    yield from _text(reader, push, end, may_skip=False)
     inner.closed = True
     next(steps, None)
 
@@ -77,15 +77,24 @@ def _whole_value(inner: Reader, emit: Emit, node: SchemaNode) -> Steps[None]:
         raise MismatchError
 
 
-def _text(reader: Reader, emit: Emit, end: ValueEnd) -> Steps[None]:
-    """Hand on the text before the end of the value and use up the closer."""
+def _text(reader: Reader, emit: Emit, end: ValueEnd, *, may_skip: bool = True) -> Steps[None]:
+    """Hand on the text before the end of the value and use up the closer.
+
+    An `emit` that may raise must not be called past the steps that wait for it (`may_skip`).
+    """
     markers = marker_set(*end.closers)
+
+    def quiet(text: str) -> bool:
+        return not markers.begins_in(text)
+
     while True:
         index, closer = markers.find(reader.text, reader.pos, closed=False)
         if index > reader.pos:
             emit(reader.text[reader.pos : index])
             reader.pos = index
         if closer is None:
+            if may_skip and reader.mark is None and reader.pos == len(reader.text):
+                reader.quiet, reader.sink = quiet, emit
             yield from reader.more()
         elif (yield from _is_end(reader, len(closer), end.followers)):
             reader.pos += len(closer)

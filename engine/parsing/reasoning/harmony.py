@@ -7,6 +7,9 @@ from vllm_mlx.engine.parsing.outbox import Mode
 from vllm_mlx.engine.parsing.reader import MismatchError, Reader, Steps
 from vllm_mlx.engine.parsing.reasoning_format import ReasoningFormat
 
+#: To whom a message may go that is no call.
+_RECIPIENTS = ("assistant", "all")
+
 
 class Harmony(ReasoningFormat):
     """Read messages; what goes to a function is left to the tool format."""
@@ -21,8 +24,8 @@ class Harmony(ReasoningFormat):
         """Read the header that `marker` begins and return what its channel is."""
         if marker in self.closers:
             return Mode.CONTENT
-        header = yield from read_header(marker, reader)
-        if header.recipient not in ("", "assistant", "all"):
+        header = yield from read_header(marker, reader, _may_be_recipient)
+        if header.recipient not in ("", *_RECIPIENTS):
             raise MismatchError
         return self.analysis if header.channel == "analysis" else Mode.CONTENT
 
@@ -39,3 +42,7 @@ class HarmonyMessages(Harmony):
     """Read messages where reasoning is not asked for: the analysis is content like the rest."""
 
     analysis = Mode.CONTENT
+
+
+def _may_be_recipient(text: str) -> bool:
+    return any(name.startswith(text) for name in _RECIPIENTS)

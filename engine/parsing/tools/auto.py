@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from vllm_mlx.engine.parsing.fenced_json import FencedJson
 from vllm_mlx.engine.parsing.format_group import FormatGroup
-from vllm_mlx.engine.parsing.tools.anthropic import AnthropicJson, AnthropicTags
+from vllm_mlx.engine.parsing.json_calls import CallKeys
+from vllm_mlx.engine.parsing.tools.anthropic import AnthropicTags
 from vllm_mlx.engine.parsing.tools.deepseek import DeepSeek
 from vllm_mlx.engine.parsing.tools.deepseek_v4 import DeepSeekV4Tags, DeepSeekV32Tags
-from vllm_mlx.engine.parsing.tools.gemini import GeminiJson
 from vllm_mlx.engine.parsing.tools.gemma4 import Gemma4Call, GemmaCode
 from vllm_mlx.engine.parsing.tools.glm47 import Glm47
 from vllm_mlx.engine.parsing.tools.granite import GraniteList
 from vllm_mlx.engine.parsing.tools.hermes import HermesJson
 from vllm_mlx.engine.parsing.tools.kimi import Kimi
-from vllm_mlx.engine.parsing.tools.llama import FunctionTag, LlamaBuiltin, LlamaJson, LlamaPythonic
+from vllm_mlx.engine.parsing.tools.llama import FunctionTag, LlamaBuiltin, LlamaPythonic
 from vllm_mlx.engine.parsing.tools.minimax import MiniMax
 from vllm_mlx.engine.parsing.tools.mistral import Mistral
 from vllm_mlx.engine.parsing.tools.nemotron import NemotronList
-from vllm_mlx.engine.parsing.tools.openai import OpenAIJson
 from vllm_mlx.engine.parsing.tools.qwen import QwenBracket
 from vllm_mlx.engine.parsing.tools.qwen3_xml import Qwen3Xml
-from vllm_mlx.engine.parsing.tools.xlam import XLam
+
+
+class AnyJson(FencedJson):
+    """Read calls that are plain JSON, whatever the names of their parts."""
+
+    triggers = ("```json", "<|python_tag|>")
+    keys = CallKeys(
+        names=("name", "tool_name"),
+        arguments=("arguments", "parameters", "input", "args"),
+        nested=("function", "function_call", "functionCall"),
+        lists=("tool_calls", "functionCalls", "function_calls", "parts", "content"),
+        ignored=("type", "index", "tool_call_id"),
+    )
 
 
 class Auto(FormatGroup):
@@ -46,11 +58,7 @@ class Auto(FormatGroup):
         NemotronList,
         Gemma4Call,
         GemmaCode,
-        LlamaJson,
+        AnyJson,
         LlamaPythonic,
         LlamaBuiltin,
-        XLam,
-        OpenAIJson,
-        AnthropicJson,
-        GeminiJson,
     )

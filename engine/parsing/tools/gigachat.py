@@ -11,7 +11,11 @@ class GigaChat(JsonFormat):
     """Read both forms of GigaChat 3; write that of 3.1."""
 
     signs: ClassVar[tuple[tuple[str, ...], ...]] = (("<|function_call|>",),)
-    triggers = ("<|function_call|>", "function call<|role_sep|>")
+    triggers = (
+        "<|function_call|>",
+        "function call<|role_sep|>",
+        "<|message_sep|>\n\nfunction call<|role_sep|>",
+    )
     closers = ("<|message_sep|>",)
     opening = "<|function_call|>"
     closing: ClassVar[str] = "<|message_sep|>"

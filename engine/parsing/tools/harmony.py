@@ -52,7 +52,12 @@ class Harmony(NamedFormat):
     @classmethod
     def parse(cls, scan: Scan) -> Steps[None]:
         """Read one message to a function."""
-        header = yield from read_header(scan.trigger, scan.reader)
+
+        def may_be_recipient(text: str) -> bool:
+            name = text.removeprefix(_NAMESPACE)
+            return _NAMESPACE.startswith(text) or scan.tools.may_start(name)
+
+        header = yield from read_header(scan.trigger, scan.reader, may_be_recipient)
         if not header.recipient:
             raise MismatchError
         name = header.recipient.removeprefix(_NAMESPACE)
