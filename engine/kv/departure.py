@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
+from vllm_mlx.engine.core.common_prefix import common_length
 from vllm_mlx.engine.core.outputs import unpack_tokens
 from vllm_mlx.engine.kv.prefix_tree import Node, PrefixTree
 
@@ -34,10 +35,4 @@ def departure(
     if not following:
         return None
     before = len(matched) * len(following[0])
-    return before + max(num_common(tokens, other) for other in following)
-
-
-def num_common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Count the tokens that two lists begin with alike."""
-    shorter = min(len(left), len(right))
-    return next((index for index in range(shorter) if left[index] != right[index]), shorter)
+    return before + max(common_length(tokens, other) for other in following)
