@@ -9,7 +9,7 @@ from vllm_mlx.engine.core.common_prefix import common_length
 
 #: What a next message may begin with: its first character may merge with what stands before it,
 #: so that one word would not show where the common part ends.
-PLACEHOLDERS = ("Alpha", "bravo", "\n\nCharlie", "  4")
+PLACEHOLDERS = ("Alpha", "bravo", "\n\nCharlie", "  4", " ")
 
 #: Roles after which it is the model's turn: a chat that ends with one is a whole request.
 _ASKING_ROLES = frozenset({"user", "tool"})
