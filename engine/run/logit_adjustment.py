@@ -118,18 +118,19 @@ class LogitAdjuster:
         sequences: tuple[TokenSequence, ...],
         vocab_size: int,
     ) -> None:
-        """Put the rows of the arrays in the order of `sequences`; those that came are blank."""
-        place = {sequence: index for index, sequence in enumerate(known)}
-        order = mx.array([place.get(sequence, len(known)) for sequence in sequences])
-        prompts: list[Sequence[int]] = [() if s in place else s.prompt for s in sequences]
-        for name, dtype in (("_counts", mx.float32), ("_in_prompt", mx.bool_)):
-            blank = mx.zeros((1, vocab_size), dtype)
-            held = getattr(self, name)
-            rows = blank if held is None else mx.concatenate([held, blank])
-            setattr(self, name, rows[order])
-        if any(prompts):
-            assert self._in_prompt is not None
-            self._in_prompt = self._in_prompt.at[_indices(prompts)].maximum(mx.array(True))
+        """Put the rows of the arrays in the order of `sequences`; those that came are appended."""
+        came = [sequence for sequence in sequences if sequence not in self._counted]
+        place = {sequence: index for index, sequence in enumerate((*known, *came))}
+        order = mx.array([place[sequence] for sequence in sequences])
+        # On the host: not every backend scatters booleans.
+        prompts = np.zeros((len(came), vocab_size), dtype=np.bool_)
+        for row, sequence in zip(prompts, came, strict=True):
+            row[sequence.prompt] = True
+        counts, in_prompt = mx.zeros((len(came), vocab_size), mx.float32), mx.array(prompts)
+        if self._counts is not None and self._in_prompt is not None:
+            counts = mx.concatenate([self._counts, counts])
+            in_prompt = mx.concatenate([self._in_prompt, in_prompt])
+        self._counts, self._in_prompt = counts[order], in_prompt[order]
         self._counted = {s: self._counted.get(s, 0) for s in sequences}
 
     def forget(self) -> None:
