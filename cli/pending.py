@@ -51,14 +51,12 @@ PENDING_VALUES = (
     "--moe-top-k",
     "--mtp-num-draft-tokens",
     "--paged-cache-block-size",
-    "--rate-limit",
     "--reasoning-parser",
     "--rerank-model",
     "--specprefill-draft-model",
     "--specprefill-keep-pct",
     "--specprefill-threshold",
     "--tool-call-parser",
-    "--warm-prompts",
 )
 
 #: Flags of other servers of this kind, and the one that has their job here.

@@ -43,7 +43,7 @@ def serve(ctx: click.Context, /, **values: Any) -> int:
 
     level = "debug" if verbose and "log_level" not in given_names else options.log_level
     configure_logging(level)
-    if options.host not in LOOPBACK and not options.api_keys:
+    if options.host not in LOOPBACK and not configs[0].api_keys:
         click.echo(
             f"Warning: {options.host} can be reached from other machines, and no --api-key "
             "is set: anyone there can use the model",

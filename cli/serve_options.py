@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vllm_mlx.cli.access_options import AccessOptions, access_options
 from vllm_mlx.cli.cache_options import CacheOptions, cache_options
 from vllm_mlx.cli.model_options import ModelOptions, model_options
 from vllm_mlx.cli.options import Decorator, FiniteRange, option, stacked
+from vllm_mlx.cli.prefix_options import PrefixOptions, prefix_options
 
 if TYPE_CHECKING:
     from vllm_mlx.engine.config import EngineConfig, ModelConfig
@@ -35,15 +37,6 @@ network_options: Decorator[Any] = stacked(
         type=click.Path(dir_okay=False),
         metavar="FILE",
         help="Written as JSON (url, port, pid, model) once the model answers, removed at exit.",
-    ),
-    option(
-        "--api-key",
-        "api_keys",
-        multiple=True,
-        metavar="KEY",
-        show_default=False,
-        help="Ask clients for this key; may be given several times. The variable holds keys "
-        "divided by spaces, and unlike the flag it does not show in the list of processes.",
     ),
     option(
         "--timeout",
@@ -162,18 +155,24 @@ log_options: Decorator[Any] = stacked(
 )
 
 serve_options: Decorator[Any] = stacked(
-    network_options, request_options, batching_options, cache_options, model_options, log_options
+    network_options,
+    access_options,
+    request_options,
+    batching_options,
+    cache_options,
+    prefix_options,
+    model_options,
+    log_options,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServeOptions(ModelOptions, CacheOptions):
+class ServeOptions(ModelOptions, CacheOptions, AccessOptions, PrefixOptions):
     """Hold the parsed options of `serve`, by the names of their flags."""
 
     host: str
     port: int
     ready_file: str | None
-    api_keys: tuple[str, ...]
     timeout: float
     drain_timeout: float
     served_model_name: str | None
@@ -229,7 +228,6 @@ def build_configs(options: ServeOptions) -> tuple[ServerConfig, ModelConfig, Eng
         host=options.host,
         port=options.port,
         ready_file=options.ready_file,
-        api_keys=options.api_keys,
         timeout_s=options.timeout,
         default_max_tokens=options.max_tokens,
         max_request_tokens=options.max_request_tokens,
@@ -245,6 +243,8 @@ def build_configs(options: ServeOptions) -> tuple[ServerConfig, ModelConfig, Eng
         max_queue=options.max_queue,
         served_model_name=options.served_model_name,
         drain_timeout_s=options.drain_timeout,
+        **options.access_fields(),
+        **options.prefix_fields(),
     )
     engine = EngineConfig(
         max_num_seqs=options.max_num_seqs,

@@ -18,8 +18,11 @@ VllmMlxError
     │   └── RequestTooLargeError         can never fit in the KV budget
     ├── ModelUnknownError       no such served model
     ├── AuthenticationError     key missing or wrong
+    ├── HostNotAllowedError     sent to a name that this server does not go by
+    ├── HeadersTooLargeError    more header than is read
     ├── RequestNotFoundError    no open request has this id
     ├── OverloadedError         the queue is full; try again later
+    ├── RateLimitedError        this client asks too often; try again later
     ├── EngineUnavailableError  loading, restarting or draining; try again later
     ├── EngineDiedError         the engine process ended while it held the request
     ├── RequestTimeoutError     no progress for too long
@@ -157,6 +160,18 @@ class AuthenticationError(RequestError):
     code = "invalid_api_key"
 
 
+class HostNotAllowedError(RequestError):
+    """Refuse a request that was sent to a name which this server does not go by."""
+
+    code = "host_not_allowed"
+
+
+class HeadersTooLargeError(RequestError):
+    """Refuse a request with more header than is read."""
+
+    code = "request_headers_too_large"
+
+
 class RequestNotFoundError(RequestError):
     """Report that no open request has the given id."""
 
@@ -167,6 +182,12 @@ class OverloadedError(RequestError):
     """Refuse a request because the queue is full."""
 
     code = "queue_full"
+
+
+class RateLimitedError(RequestError):
+    """Refuse a request of a client that asks too often."""
+
+    code = "rate_limit_exceeded"
 
 
 class EngineUnavailableError(RequestError):

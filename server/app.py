@@ -13,11 +13,13 @@ from werkzeug.routing import PathConverter
 from vllm_mlx.engine.errors import EngineUnavailableError, VllmMlxError
 from vllm_mlx.server.admission import progress_fields
 from vllm_mlx.server.errors import ErrorReply, internal_reply, reply_to, reply_to_http_fault
+from vllm_mlx.server.guards import RequestGuards
 from vllm_mlx.server.lifecycle import AsgiApp, RequestLifecycle
 from vllm_mlx.server.openai.chat import ChatRoute
 from vllm_mlx.server.openai.completions import CompletionRoute
 from vllm_mlx.server.openai.models import ModelRoutes
 from vllm_mlx.server.openai.tokenization import TokenizationRoutes
+from vllm_mlx.server.operations.cache import CacheRoutes
 from vllm_mlx.server.operations.cancel import CancelRoute
 from vllm_mlx.server.operations.health import HealthRoutes
 from vllm_mlx.server.operations.status import StatusRoute
@@ -59,6 +61,7 @@ def create_app(runtime: ServerRuntime) -> Quart:
 def _add_routes(app: Quart, runtime: ServerRuntime) -> None:
     health, status, cancel = HealthRoutes(runtime), StatusRoute(runtime), CancelRoute(runtime)
     models, tokenization = ModelRoutes(runtime), TokenizationRoutes(runtime)
+    cache = CacheRoutes(runtime)
     table: list[tuple[str, str, Callable[..., Awaitable[Response]]]] = [
         ("GET", "/health", health.health),
         ("GET", "/ready", health.ready),
@@ -69,6 +72,9 @@ def _add_routes(app: Quart, runtime: ServerRuntime) -> None:
         ("POST", "/v1/completions", CompletionRoute(runtime).create),
         ("GET", "/v1/models", models.index),
         ("GET", "/v1/models/<model_id:model_id>", models.retrieve),
+        ("GET", "/v1/cache", cache.show),
+        ("DELETE", "/v1/cache", cache.clear),
+        ("POST", "/v1/cache/warm", cache.warm),
         ("POST", "/tokenize", tokenization.tokenize),
         ("POST", "/detokenize", tokenization.detokenize),
     ]
@@ -77,10 +83,6 @@ def _add_routes(app: Quart, runtime: ServerRuntime) -> None:
 
 
 def _add_guards(app: Quart, runtime: ServerRuntime) -> None:
-    async def authenticate() -> None:
-        headers = request.headers
-        runtime.keys.check(request.path, headers.get("authorization"), headers.get("x-api-key"))
-
     async def answer_error(error: VllmMlxError) -> Response:
         extra = None
         if isinstance(error, EngineUnavailableError):
@@ -95,7 +97,7 @@ def _add_guards(app: Quart, runtime: ServerRuntime) -> None:
         logger.error("request %s failed", context.id, exc_info=error)
         return _told(internal_reply(context.id))
 
-    app.before_request(authenticate)
+    RequestGuards(runtime.config).install(app)
     app.register_error_handler(VllmMlxError, answer_error)
     app.register_error_handler(HTTPException, answer_http_fault)
     app.register_error_handler(Exception, answer_defect)

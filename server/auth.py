@@ -18,13 +18,14 @@ class ApiKeys:
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._digests = tuple(_digest(key) for key in keys)
 
-    def check(self, path: str, authorization: str | None, api_key: str | None) -> None:
+    def check(self, path: str, authorization: str | None, api_key: str | None) -> str | None:
         """Raise `AuthenticationError` unless one of the two headers opens `path`.
 
-        They are `Authorization: Bearer KEY` and `x-api-key: KEY`.
+        They are `Authorization: Bearer KEY` and `x-api-key: KEY`. Returns a name for the key that
+        opened, from which it cannot be told; None where none was asked for.
         """
         if not self._digests or path in PUBLIC_PATHS:
-            return
+            return None
         presented = _presented_keys(authorization or "", api_key or "")
         if not presented:
             raise AuthenticationError(
@@ -32,12 +33,14 @@ class ApiKeys:
             )
         # Every pair is compared, equal or not: the time taken tells nothing.
         matches = [
-            hmac.compare_digest(_digest(key), digest)
+            digest
             for key in presented
             for digest in self._digests
+            if hmac.compare_digest(_digest(key), digest)
         ]
-        if not any(matches):
+        if not matches:
             raise AuthenticationError("wrong API key")
+        return f"key-{matches[0].hex()[:16]}"
 
 
 def _presented_keys(authorization: str, api_key: str) -> list[str]:

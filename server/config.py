@@ -33,6 +33,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ready_file: str | None = None
     #: Any of them opens every route but liveness, readiness and metrics; empty asks for none.
     api_keys: tuple[str, ...] = ()
+    #: Requests a minute of one client (API key, or else address); 0 does not limit.
+    rate_limit: int = 0
+    #: Names that requests may be sent to; empty means every one, but for a server on a loopback
+    #: address, which goes by its own only.
+    allowed_hosts: tuple[str, ...] = ()
+    #: Origins whose pages may read the answers, `*` for all; empty sends no CORS headers.
+    allowed_origins: tuple[str, ...] = ()
     #: Seconds that a request may go without progress, its time in the queue included.
     timeout_s: float = 300.0
     #: Tokens to generate when a request does not say.
@@ -61,6 +68,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_s: float = 10.0
     #: Largest request body.
     max_body_bytes: int = 32 * 1024 * 1024
+    #: Most bytes of names and values of one request's headers.
+    max_header_bytes: int = 32 * 1024
+    #: Prompts whose prefixes are computed in the background once the model answers.
+    warm_prompts: str | None = None
+    #: Folder that accepted requests are written to; None records nothing.
+    record_dir: str | None = None
     #: Threads that render templates and tokenize, each with a tokenizer of its own.
     tokenizer_threads: int = 2
     #: Refuse unknown request fields instead of ignoring them.
@@ -79,10 +92,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("default_max_tokens", "max_request_tokens", "stream_interval"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("max_body_bytes", "tokenizer_threads"):
+        for name in ("max_body_bytes", "max_header_bytes", "tokenizer_threads"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("max_queue", "drain_timeout_s"):
+        for name in ("max_queue", "drain_timeout_s", "rate_limit"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative, but is {getattr(self, name)}")
         if self.default_max_tokens > self.max_request_tokens:
@@ -91,6 +104,19 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"request may ask for, {self.max_request_tokens}"
             )
         self._check_sampling()
+        self._check_access()
+
+    def _check_access(self) -> None:
+        for origin in self.allowed_origins:
+            scheme, _, place = origin.partition("://")
+            if origin != "*" and (not scheme or not place or "/" in place):
+                raise UsageError(
+                    f"an allowed origin is written like https://app.example.org, or is *, not "
+                    f"{origin!r}"
+                )
+        for host in self.allowed_hosts:
+            if not host or "/" in host:
+                raise UsageError(f"an allowed host is a name without a port, not {host!r}")
 
     def _check_sampling(self) -> None:
         top_p = self.default_top_p

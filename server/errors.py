@@ -16,6 +16,8 @@ from vllm_mlx.engine.errors import (
     ContextLengthExceededError,
     EngineDiedError,
     EngineUnavailableError,
+    HeadersTooLargeError,
+    HostNotAllowedError,
     HubUnreachableError,
     InsufficientMemoryError,
     InvalidRequestError,
@@ -23,6 +25,7 @@ from vllm_mlx.engine.errors import (
     ModelNotFoundError,
     ModelUnknownError,
     OverloadedError,
+    RateLimitedError,
     RequestAbortedError,
     RequestError,
     RequestNotFoundError,
@@ -54,6 +57,7 @@ _INTERNAL = ErrorRule(500, "server_error", "api_error")
 _NOT_LOADED = ErrorRule(503, "server_error", "api_error")
 _UNAVAILABLE = ErrorRule(503, "server_error", "overloaded_error", can_retry=True)
 _INVALID = ErrorRule(400, "invalid_request_error", "invalid_request_error")
+_TOO_MANY = ErrorRule(429, "rate_limit_error", "rate_limit_error", can_retry=True)
 _NOT_FOUND = ErrorRule(404, "invalid_request_error", "not_found_error")
 
 #: Every class has its own entry: nothing new is mapped by accident of its parent.
@@ -76,8 +80,11 @@ RULES: Mapping[type[VllmMlxError], ErrorRule] = {
     RequestTooLargeError: _INVALID,
     ModelUnknownError: _NOT_FOUND,
     AuthenticationError: ErrorRule(401, "invalid_request_error", "authentication_error"),
+    HostNotAllowedError: ErrorRule(403, "invalid_request_error", "permission_error"),
+    HeadersTooLargeError: ErrorRule(431, "invalid_request_error", "invalid_request_error"),
     RequestNotFoundError: _NOT_FOUND,
-    OverloadedError: ErrorRule(429, "rate_limit_error", "rate_limit_error", can_retry=True),
+    OverloadedError: _TOO_MANY,
+    RateLimitedError: _TOO_MANY,
     EngineUnavailableError: _UNAVAILABLE,
     EngineDiedError: _UNAVAILABLE,
     RequestTimeoutError: ErrorRule(504, "server_error", "timeout_error"),

@@ -33,6 +33,8 @@ class RequestContext:
         self.closing = AsyncExitStack()
         #: Unknown fields of the body, for the response header.
         self.ignored_fields: tuple[str, ...] = ()
+        #: Who asks, for limits and fairness: a name of the API key, or else the address.
+        self.client = ""
         #: The code of the error that the client was told of, also after a stream had begun.
         self.error_code: str | None = None
 

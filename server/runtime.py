@@ -9,13 +9,14 @@ from pathlib import Path
 
 from vllm_mlx.engine.config import EngineConfig, ModelConfig
 from vllm_mlx.server.admission import not_ready_error
-from vllm_mlx.server.auth import ApiKeys
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.engine_port import EnginePort
 from vllm_mlx.server.generation import GenerationRegistry
+from vllm_mlx.server.recording import RequestRecorder
 from vllm_mlx.server.served_model import ModelNames, ServedModel
 from vllm_mlx.server.tokenizer_pool import TextCodec, TokenizerPool
 from vllm_mlx.server.unknown_fields import UnknownFields
+from vllm_mlx.server.warmer import PrefixWarmer
 
 #: Loads the tokenizer of a model folder; (folder, trust_remote_code).
 LoadTokenizer = Callable[[Path, bool], TextCodec]
@@ -34,11 +35,14 @@ class ServerRuntime:
         engine_config: EngineConfig,
         engine: EnginePort,
         load_tokenizer: LoadTokenizer,
+        recorder: RequestRecorder | None = None,
     ) -> None:
+        """Take over `recorder`, which is closed with this."""
         self.config = config
         self.engine = engine
+        self.engine_config = engine_config
+        self.recorder = recorder
         self.names = ModelNames(model.model, config.served_model_name)
-        self.keys = ApiKeys(config.api_keys)
         self.unknown_fields = UnknownFields(strict=config.strict_fields)
         self.generations = GenerationRegistry(
             engine,
@@ -46,6 +50,9 @@ class ServerRuntime:
             max_queue=config.max_queue,
             keep_alive_s=config.keep_alive_s,
             timeout_s=config.timeout_s,
+        )
+        self.warmer = PrefixWarmer(
+            engine, self.generations, block_size=engine_config.cache_block_size
         )
         self.started = time.monotonic()
         self._model = model
@@ -80,6 +87,8 @@ class ServerRuntime:
         return self._served
 
     def close(self) -> None:
-        """Let go of the tokenizer threads."""
+        """Let go of the tokenizer threads, and write what is still to be recorded."""
         if self._served is not None:
             self._served.tokenizers.close()
+        if self.recorder is not None:
+            self.recorder.close()

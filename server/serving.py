@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
 from vllm_mlx.engine.config import EngineConfig, ModelConfig
-from vllm_mlx.engine.errors import ModelLoadError, VllmMlxError
+from vllm_mlx.engine.errors import ModelLoadError, UsageError, VllmMlxError
 from vllm_mlx.engine.host.supervisor import EngineSupervisor
 from vllm_mlx.engine.text.tokenizer import Tokenizer, load_tokenizer
 from vllm_mlx.server.admission import describe_progress
@@ -27,7 +27,10 @@ from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.engine_port import EngineCondition
 from vllm_mlx.server.listener import bind, url_of
 from vllm_mlx.server.ready_file import ReadyFile
+from vllm_mlx.server.recording import open_recorder
 from vllm_mlx.server.runtime import ServerRuntime
+from vllm_mlx.server.startup_warming import warm_whenever_ready
+from vllm_mlx.server.warm_prompts import WarmPrompt, read_prompts
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,9 @@ _CANCEL_S = 0.5
 
 _BACKLOG = 512
 
+#: How much more of a request's head is read than is accepted.
+_HEAD_FACTOR = 2
+
 
 def run_server(server: ServerConfig, model: ModelConfig, engine: EngineConfig) -> int:
     """Serve until a signal, and return 130 (SIGINT) or 143 (SIGTERM). Blocks.
@@ -62,14 +68,17 @@ def run_server(server: ServerConfig, model: ModelConfig, engine: EngineConfig) -
     """
     ready_file = ReadyFile(server.ready_file)
     ready_file.prepare()
+    prompts = _prompts_to_warm(server, engine)
+    recorder = open_recorder(Path(server.record_dir)) if server.record_dir else None
     with bind(server.host, server.port) as listener:
         logger.info("listening on %s", url_of(listener))
         _import_tokenizers_early()
-        runtime = ServerRuntime(
-            server, model, engine, EngineSupervisor(model, engine), _load_tokenizer
-        )
+        # The engine's process logs what this one does.
+        log_level = logging.getLevelName(logging.getLogger("vllm_mlx").getEffectiveLevel())
+        supervisor = EngineSupervisor(model, engine, log_level=log_level)
+        runtime = ServerRuntime(server, model, engine, supervisor, _load_tokenizer, recorder)
         try:
-            return asyncio.run(Serving(runtime, listener, ready_file).run())
+            return asyncio.run(Serving(runtime, listener, ready_file, prompts).run())
         finally:
             ready_file.remove()
 
@@ -78,14 +87,20 @@ class Serving:
     """Own one server's life from its start to its end; event loop only."""
 
     def __init__(
-        self, runtime: ServerRuntime, listener: socket.socket, ready_file: ReadyFile
+        self,
+        runtime: ServerRuntime,
+        listener: socket.socket,
+        ready_file: ReadyFile,
+        prompts: Sequence[WarmPrompt] = (),
     ) -> None:
-        """Prepare; `listener` is taken over."""
+        """Prepare; `listener` is taken over, and `prompts` are warmed when the model answers."""
         self._runtime = runtime
         self._url = url_of(listener)
         self._host, self._port = listener.getsockname()[:2]
         self._listener = listener
         self._ready_file = ready_file
+        self._prompts = prompts
+        self._warming: set[asyncio.Task[None]] = set()
         self._signals: asyncio.Queue[int] = asyncio.Queue()
         self._stop_accepting = asyncio.Event()
 
@@ -113,7 +128,7 @@ class Serving:
     async def _serve_http(self) -> None:
         await serve(
             create_app(self._runtime),
-            _hypercorn_config(self._listener.detach()),
+            _hypercorn_config(self._listener.detach(), self._runtime.config),
             shutdown_trigger=self._stop_accepting.wait,
         )
 
@@ -132,6 +147,9 @@ class Serving:
         name = self._runtime.names.primary
         self._ready_file.write(url=self._url, host=self._host, port=self._port, model=name)
         logger.info("ready: %s on %s", name, self._url)
+        if self._prompts:
+            warming = warm_whenever_ready(self._runtime, self._prompts)
+            self._warming.add(asyncio.create_task(warming, name="warming"))
         state = engine.state
         while state.phase != "failed":
             state = await engine.wait_for_change(state)
@@ -155,6 +173,8 @@ class Serving:
         """
         self._ready_file.remove()
         self._stop_accepting.set()
+        # Or its request would be waited for as a client's is.
+        await _cancel_all(*self._warming)
         num_open = self._runtime.generations.num_open_rows
         if num_open:
             logger.info("waiting up to %g s for %d open requests", drain_s, num_open)
@@ -194,6 +214,18 @@ class Serving:
         await now
 
 
+def _prompts_to_warm(server: ServerConfig, engine: EngineConfig) -> list[WarmPrompt]:
+    """Read what is to be warmed, before anything is loaded; raise `UsageError`."""
+    if server.warm_prompts is None:
+        return []
+    if not engine.prefix_cache:
+        raise UsageError("--warm-prompts needs the prefix cache, which is switched off")
+    found = read_prompts(Path(server.warm_prompts))
+    if found.faults:
+        raise UsageError(found.faults[0])
+    return found.prompts
+
+
 def _final_error(state: EngineCondition) -> VllmMlxError:
     """Return what ends the program: a model that cannot load is one thing, a dying engine another.
 
@@ -204,11 +236,17 @@ def _final_error(state: EngineCondition) -> VllmMlxError:
     return VllmMlxError(state.error.message if state.error is not None else "the engine failed")
 
 
-def _hypercorn_config(listener: int) -> Config:
+def _hypercorn_config(listener: int, server: ServerConfig) -> Config:
     config = Config()
     config.bind = [f"fd://{listener}"]
     config.backlog = _BACKLOG
+    # Ends a connection whose request's head has not come whole in that time, too: a client that
+    # sends it byte by byte holds nothing for longer.
     config.keep_alive_timeout = _IDLE_CONNECTION_S
+    # What is far over the limit is not even read; what is a little over is answered by the routes'
+    # guards, in the API's own shape.
+    config.h11_max_incomplete_size = _HEAD_FACTOR * server.max_header_bytes
+    config.h2_max_header_list_size = _HEAD_FACTOR * server.max_header_bytes
     # The drain is ours: `Serving` ends all streams and then the server. The default of 3 s
     # would cut them first.
     config.graceful_timeout = 24 * 3600.0
@@ -260,6 +298,8 @@ async def _cancel_all(*tasks: asyncio.Task[Any]) -> None:
     """
     for task in tasks:
         task.cancel()
+    if not tasks:
+        return
     done, _ = await asyncio.wait(tasks, timeout=_CANCEL_S)
     for task in done:
         if not task.cancelled() and task.exception() is not None:
