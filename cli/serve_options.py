@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_NUM_SEQS = 64
 PREFILL_TOKENS_PER_STEP = 512
 MAX_QUEUE = 256
+MAX_QUEUE_TOKENS = 1_000_000
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -137,6 +138,14 @@ batching_options: Decorator[Any] = stacked(
         help="Most requests that wait; one more is refused with 429.",
     ),
     option(
+        "--max-queue-tokens",
+        type=click.IntRange(min=1),
+        default=MAX_QUEUE_TOKENS,
+        metavar="TOKENS",
+        help="Most prompt tokens that wait; a request with more is refused with 429 unless it is "
+        "the only one.",
+    ),
+    option(
         "--prefill-tokens-per-step",
         type=click.IntRange(min=1),
         default=PREFILL_TOKENS_PER_STEP,
@@ -189,6 +198,7 @@ class ServeOptions(ModelOptions, CacheOptions, AccessOptions, PrefixOptions):
     strict_fields: bool
     max_num_seqs: int
     max_queue: int
+    max_queue_tokens: int
     prefill_tokens_per_step: int
     continuous_batching: bool
     log_level: str
@@ -241,6 +251,7 @@ def build_configs(options: ServeOptions) -> tuple[ServerConfig, ModelConfig, Eng
         stream_interval=options.stream_interval,
         strict_fields=options.strict_fields,
         max_queue=options.max_queue,
+        max_queue_tokens=options.max_queue_tokens,
         served_model_name=options.served_model_name,
         drain_timeout_s=options.drain_timeout,
         **options.access_fields(),

@@ -17,17 +17,29 @@ _MAX_RETRY_S = 60.0
 
 
 class Admission:
-    """Bound the prompts that wait for a row.
+    """Bound the prompts that wait: their number, and their tokens together.
 
-    Counts rows, owns nothing: `num_open` says how many are open now, waiting and running.
+    `num_open` says how many rows are open now, waiting and running. Owns the table of the rows
+    that have answered nothing yet. Event loop only.
     """
 
-    def __init__(self, max_rows: int, max_queue: int, num_open: Callable[[], int]) -> None:
-        """Let in `max_rows` that run and `max_queue` that wait."""
+    def __init__(
+        self, max_rows: int, max_queue: int, max_queue_tokens: int, num_open: Callable[[], int]
+    ) -> None:
+        """Let in `max_rows` that run and `max_queue` that wait, with so many prompt tokens."""
         self._max_rows = max_rows
         self._max_queue = max_queue
+        self._max_queue_tokens = max_queue_tokens
         self._num_open = num_open
         self._mean_s: float | None = None
+        #: Prompt tokens of each row that has answered nothing yet.
+        self._unanswered: dict[str, int] = {}
+        self._num_tokens = 0
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Count the prompt tokens of the rows that have answered nothing yet."""
+        return self._num_tokens
 
     def check(self, num_rows: int, param: str = "prompt") -> None:
         """Raise `OverloadedError` when `num_rows` more do not fit now.
@@ -48,6 +60,28 @@ class Admission:
                 f"the queue is full: {waiting} requests wait and at most {self._max_queue} may",
                 retry_after_s=self._retry_after_s(waiting),
             )
+
+    def check_tokens(self, num_tokens: int) -> None:
+        """Raise `OverloadedError` when prompts of so many tokens do not fit now.
+
+        A prompt for which no other waits always fits: whether it ever can is said elsewhere.
+        """
+        waiting = self._num_tokens
+        if waiting and waiting + num_tokens > self._max_queue_tokens:
+            raise OverloadedError(
+                f"the queue is full: prompts of {waiting} tokens wait, this request has "
+                f"{num_tokens}, and at most {self._max_queue_tokens} may wait",
+                retry_after_s=self._retry_after_s(len(self._unanswered)),
+            )
+
+    def wait(self, row_id: str, num_tokens: int) -> None:
+        """Count a row's prompt among those that wait."""
+        self._unanswered[row_id] = num_tokens
+        self._num_tokens += num_tokens
+
+    def answered(self, row_id: str) -> None:
+        """Count a row's prompt no longer; one that is not counted is ignored."""
+        self._num_tokens -= self._unanswered.pop(row_id, 0)
 
     def record(self, seconds: float) -> None:
         """Learn from a row that took `seconds` from start to end."""

@@ -60,6 +60,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     stream_interval: int = 1
     #: Most prompts that wait for a row; one more is refused with 429.
     max_queue: int = 256
+    #: Most prompt tokens that wait for their answer to begin; more are refused with 429.
+    max_queue_tokens: int = 1_000_000
     #: The name that clients see; None shows the model as the user gave it.
     served_model_name: str | None = None
     #: Seconds that running requests get to finish after a signal.
@@ -89,7 +91,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("timeout_s", "keep_alive_s"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("default_max_tokens", "max_request_tokens", "stream_interval"):
+        for name in (
+            "default_max_tokens",
+            "max_request_tokens",
+            "max_queue_tokens",
+            "stream_interval",
+        ):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("max_body_bytes", "max_header_bytes", "tokenizer_threads"):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from vllm_mlx.engine.core.logprobs import Logprobs
-from vllm_mlx.engine.core.outputs import RowOutput
+from vllm_mlx.engine.core.outputs import TOKEN_BYTES, RowOutput
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.errors import (
     EngineUnavailableError,
@@ -87,6 +87,12 @@ class Generation:
         self._marks = ((0, 0),) * len(streams)
         self._newest: dict[int, RowOutput] = {}
 
+    @property
+    def departs_at(self) -> int | None:
+        """Return where the first row's prompt departs from what is stored, if that is known."""
+        newest = self._newest.get(0)
+        return newest.departs_at if newest is not None else None
+
     async def peek(self) -> None:
         """Wait a moment for the first output and keep it; raise what the engine refused."""
         self._peeked = await self._read(min(_FIRST_OUTPUT_GRACE_S, self._tick_s))
@@ -159,6 +165,7 @@ class Generation:
         """Note that `output` came; raise its error once it has no text left to deliver."""
         self._last_progress = self._registry.clock()
         self._newest[row] = output
+        self._registry.answered(self.row_ids[row])
         if output.finish_reason is None:
             return output
         if output.finish_reason == "error" or (
@@ -199,6 +206,7 @@ class GenerationRegistry:
         *,
         max_rows: int,
         max_queue: int,
+        max_queue_tokens: int,
         keep_alive_s: float,
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -207,7 +215,9 @@ class GenerationRegistry:
         self.progress = ProgressReader(engine, clock)
         self.totals = Totals()
         self._engine = engine
-        self._admission = Admission(max_rows, max_queue, lambda: self.num_open_rows)
+        self._admission = Admission(
+            max_rows, max_queue, max_queue_tokens, lambda: self.num_open_rows
+        )
         self._keep_alive_s = keep_alive_s
         self._timeout_s = timeout_s
         self._open: dict[str, tuple[Generation, float]] = {}
@@ -217,6 +227,11 @@ class GenerationRegistry:
     def num_open_rows(self) -> int:
         """Count the rows that have not been read to their end."""
         return len(self._by_row)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Count the prompt tokens of the rows that have answered nothing yet."""
+        return self._admission.num_waiting_tokens
 
     def check_room(self, num_rows: int, *, param: str = "prompt") -> None:
         """Raise `OverloadedError` when so many more rows do not fit; spares work in vain."""
@@ -229,6 +244,7 @@ class GenerationRegistry:
         engine to take them; none is then left behind.
         """
         self.check_room(len(requests))
+        self._admission.check_tokens(sum(map(_num_prompt_tokens, requests)))
         streams: dict[str, OutputStream] = {}
         try:
             for request in requests:
@@ -240,7 +256,13 @@ class GenerationRegistry:
         generation = Generation(request_id, streams, self, self._keep_alive_s, self._timeout_s)
         self._open[request_id] = (generation, self.clock())
         self._by_row |= dict.fromkeys(generation.row_ids, request_id)
+        for request in requests:
+            self._admission.wait(request.request_id, _num_prompt_tokens(request))
         return generation
+
+    def answered(self, row_id: str) -> None:
+        """Note that a row waits no longer: its first output is here."""
+        self._admission.answered(row_id)
 
     def cancel(self, request_id: str) -> str | None:
         """End an open request by its own id or that of one of its rows; return its own id.
@@ -270,6 +292,7 @@ class GenerationRegistry:
             return
         for row_id in generation.row_ids:
             self._by_row.pop(row_id, None)
+            self._admission.answered(row_id)
         self._admission.record(self.clock() - started)
 
 
@@ -284,6 +307,10 @@ class _Ended:
 
     async def aclose(self) -> None:
         """Leave: the row has ended already."""
+
+
+def _num_prompt_tokens(request: GenerationRequest) -> int:
+    return len(request.prompt) // TOKEN_BYTES
 
 
 async def _next(stream: OutputStream) -> RowOutput:

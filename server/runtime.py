@@ -48,6 +48,7 @@ class ServerRuntime:
             engine,
             max_rows=engine_config.max_num_seqs,
             max_queue=config.max_queue,
+            max_queue_tokens=config.max_queue_tokens,
             keep_alive_s=config.keep_alive_s,
             timeout_s=config.timeout_s,
         )

@@ -72,6 +72,10 @@ class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="step_outputs")
     rows: tuple[RowOutput, ...] = ()
 
 
+#: Bytes of one packed token.
+TOKEN_BYTES = 4
+
+
 def pack_tokens(token_ids: Iterable[int]) -> bytes:
     """Pack token ids as little-endian int32."""
     packed = array("i", token_ids)

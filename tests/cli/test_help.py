@@ -15,7 +15,12 @@ import pytest
 from vllm_mlx.cli.main import COMMANDS, cli
 from vllm_mlx.cli.model_options import DEFAULT_MODEL, DTYPES
 from vllm_mlx.cli.pending import PENDING_COMMANDS, env_name
-from vllm_mlx.cli.serve_options import MAX_NUM_SEQS, MAX_QUEUE, PREFILL_TOKENS_PER_STEP
+from vllm_mlx.cli.serve_options import (
+    MAX_NUM_SEQS,
+    MAX_QUEUE,
+    MAX_QUEUE_TOKENS,
+    PREFILL_TOKENS_PER_STEP,
+)
 from vllm_mlx.engine.config import DEMO_MODEL, DtypeName, EngineConfig
 from vllm_mlx.server.config import ServerConfig
 
@@ -105,6 +110,7 @@ def test_defaults_are_those_of_the_configurations() -> None:
     assert (DEMO_MODEL, get_args(DtypeName)) == (DEFAULT_MODEL, DTYPES)
     assert engine.max_num_seqs == MAX_NUM_SEQS
     assert server.max_queue == MAX_QUEUE
+    assert server.max_queue_tokens == MAX_QUEUE_TOKENS
     assert engine.prefill_tokens_per_step == PREFILL_TOKENS_PER_STEP
     same = {
         "host": server.host,

@@ -38,6 +38,7 @@ EVERYTHING = {
     "--stream-interval": ("4", "server.stream_interval", 4),
     "--strict-fields": (None, "server.strict_fields", True),
     "--max-queue": ("0", "server.max_queue", 0),
+    "--max-queue-tokens": ("99", "server.max_queue_tokens", 99),
     "--max-num-seqs": ("3", "engine.max_num_seqs", 3),
     "--prefill-tokens-per-step": ("64", "engine.prefill_tokens_per_step", 64),
     "--kv-memory-mb": ("128", "engine.kv_memory_bytes", 128 * MIB),

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from vllm_mlx.engine.core.outputs import pack_tokens
+from vllm_mlx.engine.core.outputs import ErrorInfo, pack_tokens
 from vllm_mlx.engine.core.request import GenerationRequest, SamplingParams
 from vllm_mlx.engine.core.stats import EngineStats, RequestStats
-from vllm_mlx.engine.errors import OverloadedError
+from vllm_mlx.engine.errors import OverloadedError, RequestTooLargeError
 from vllm_mlx.server import sse
 from vllm_mlx.server.admission import Admission
 
@@ -120,11 +120,58 @@ async def test_a_full_queue_refuses_with_when_to_come_again(make_server: ServerF
     assert server.runtime.generations.num_open_rows == 0
 
 
+async def test_prompts_that_wait_are_bounded_by_their_tokens(make_server: ServerFactory) -> None:
+    """One that would be too much is refused, until those before it are being answered."""
+    server = await make_server(max_queue_tokens=50)
+    server.engine.is_held = True
+    first = asyncio.create_task(server.chat("x" * 60))
+    await until(lambda: server.engine.requests)
+    refused = await server.chat("x" * 10)
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1
+    error = (await refused.get_json())["error"]
+    assert error["code"] == "queue_full"
+    assert "prompts of 60 tokens wait, this request has 10, and at most 50" in error["message"]
+
+    server.engine.put(server.engine.requests[0].request_id, "begun")
+    await until(lambda: server.runtime.generations.num_waiting_tokens == 0)
+    second = asyncio.create_task(server.chat("x" * 10))
+    await until(lambda: len(server.engine.requests) == 2)
+    for request in server.engine.requests:
+        server.engine.finish(request.request_id)
+    assert [(await task).status_code for task in (first, second)] == [200, 200]
+
+
+async def test_prompts_that_are_never_answered_give_their_tokens_back(
+    make_server: ServerFactory,
+) -> None:
+    """Cancelled and failed requests count no longer; one that can never fit is a 400."""
+    server = await make_server(max_queue_tokens=50)
+    server.engine.is_held = True
+    cancelled = asyncio.create_task(server.chat("x" * 50))
+    await until(lambda: server.engine.requests)
+    server.runtime.generations.cancel(server.engine.requests[0].request_id)
+    assert (await cancelled).status_code == 200
+    failed = asyncio.create_task(server.chat("x" * 50))
+    await until(lambda: len(server.engine.requests) == 2)
+    assert server.runtime.generations.num_waiting_tokens == 50
+    too_large = ErrorInfo.of(RequestTooLargeError("it has 50 tokens, and 40 fit"))
+    server.engine.finish(server.engine.requests[1].request_id, "error", too_large)
+    answer = await failed
+    assert answer.status_code == 400
+    error = (await answer.get_json())["error"]
+    assert (error["code"], error["message"]) == (
+        "request_too_large",
+        "it has 50 tokens, and 40 fit",
+    )
+    assert server.runtime.generations.num_waiting_tokens == 0
+
+
 def test_the_hint_grows_with_the_queue_and_with_how_long_requests_take() -> None:
     """A place frees when one of the rows that run has finished for each that waits."""
     hints = []
     for seconds, num_open in ((10.0, 4), (10.0, 8), (1000.0, 8)):
-        admission = Admission(2, num_open - 2, lambda n=num_open: n)  # type: ignore[misc]
+        admission = Admission(2, num_open - 2, 1000, lambda n=num_open: n)  # type: ignore[misc]
         admission.record(seconds)
         with pytest.raises(OverloadedError) as caught:
             admission.check(1)
