@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 from support.scripted_server import Script, ServerScript, connect_to
 from support.virtual_time import run_virtually
 
+from vllm_mlx.bench.measuring_loop import MeasuringLoop
 from vllm_mlx.bench.metrics import Slo
 from vllm_mlx.bench.plan import make_plan
 from vllm_mlx.bench.results import Results
@@ -25,6 +27,7 @@ from vllm_mlx.cli.main import main
 TESTS = Path(__file__).parents[1]
 
 RunBench = Callable[..., Results]
+Measure = Callable[..., Results]
 StartServer = Callable[..., str]
 BenchCli = Callable[..., "Done"]
 
@@ -75,6 +78,26 @@ def run_bench() -> RunBench:
         server = script if isinstance(script, ServerScript) else ServerScript(script)
         settings = BenchSettings(url="http://scripted", **fields)
         return run_virtually(virtual_session(server, settings, slo=slo, cut=cut).run())
+
+    return run
+
+
+@pytest.fixture
+def measure() -> Measure:
+    """Give a function that measures the server at a URL over real sockets."""
+
+    def run(url: str, **fields: Any) -> Results:
+        settings = BenchSettings(url=url, **fields)
+        session = Session(
+            settings,
+            make_plan(settings),
+            slo=None,
+            environment={},
+            progress=SilentProgress(),
+            accept=lambda columns: None,
+        )
+        with asyncio.Runner(loop_factory=MeasuringLoop) as runner:
+            return runner.run(session.run())
 
     return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,16 @@ def answer_events(
     endpoint: str, words: Sequence[str], *, prompt_tokens: int, cached_tokens: int = 0
 ) -> tuple[list[bytes], list[bytes], list[bytes]]:
     """Return the events before the first word, one for each word, and those after the last."""
-    return _WRITERS[endpoint](words, prompt_tokens, cached_tokens)
+    return _written(endpoint, tuple(words), prompt_tokens, cached_tokens)
+
+
+@functools.lru_cache(maxsize=256)
+def _written(
+    endpoint: str, words: tuple[str, ...], prompt_tokens: int, cached_tokens: int
+) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    found: tuple[list[bytes], list[bytes], list[bytes]]
+    found = _WRITERS[endpoint](words, prompt_tokens, cached_tokens)
+    return found
 
 
 def whole_answer(

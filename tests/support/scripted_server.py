@@ -18,6 +18,8 @@ from typing import Any
 
 from support.api_answers import answer_events, whole_answer
 
+from vllm_mlx.bench.measuring_loop import MeasuringLoop, arrived_at
+
 ENDPOINTS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
@@ -48,6 +50,7 @@ class Script:
     refuses_hold: bool = False
     counts_by: str = "tokenize"
     models: tuple[str, ...] = ("scripted",)
+    takes_any_model: bool = False
     api_key: str | None = None
     has_status: bool = True
     #: Every so many requests one fails with a 500; 0 never.
@@ -74,8 +77,8 @@ class ServerScript:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.requests: list[tuple[str, dict[str, Any]]] = []
-        #: First and following words of each prompt that was generated from.
-        self.cache: list[list[str]] = []
+        #: Hashes of the beginnings of every prompt that was generated from.
+        self.prefixes: set[int] = set()
         self.num_answered = 0
         self.totals = {"prompt": 0, "cached": 0, "completion": 0}
         self._rng = random.Random(script.seed)
@@ -93,7 +96,7 @@ class ServerScript:
         if method == "GET":
             return self._page(path)
         if method == "DELETE":
-            self.cache.clear()
+            self.prefixes.clear()
             return _json(200, {"status": "cleared"})
         assert body is not None
         self.requests.append((path, body))
@@ -131,7 +134,7 @@ class ServerScript:
 
     def _generate(self, endpoint: str, body: dict[str, Any]) -> Scripted:
         script = self.script
-        if body["model"] not in script.models:
+        if not script.takes_any_model and body["model"] not in script.models:
             return _json(404, {"error": {"message": f"no model {body['model']}"}})
         if body.get("ignore_eos") and script.refuses_hold:
             return _json(400, {"error": {"message": "unknown field ignore_eos"}})
@@ -142,7 +145,6 @@ class ServerScript:
             return _json(500, {"error": {"message": "a scripted death"}})
         words = prompt_words(body)
         cached = self._cached(words)
-        self.cache.append(words)
         prompt_tokens = len(words) + TEMPLATE_TOKENS
         output = self._output(body)
         self.totals["prompt"] += prompt_tokens
@@ -174,15 +176,13 @@ class ServerScript:
 
     def _cached(self, words: list[str]) -> int:
         """Return how many first words an earlier prompt had, too; the last is always computed."""
-        longest = 0
-        for earlier in self.cache:
-            shared = 0
-            for one, other in zip(words[:-1], earlier, strict=False):
-                if one != other:
-                    break
-                shared += 1
-            longest = max(longest, shared)
-        return longest
+        num_cached, prefix = 0, 0
+        for position, word in enumerate(words):
+            prefix = hash((prefix, word))
+            if prefix in self.prefixes and num_cached == position < len(words) - 1:
+                num_cached += 1
+            self.prefixes.add(prefix)
+        return num_cached
 
     def _delay(self, mean_s: float) -> float:
         noise = self._rng.gauss(1.0, self.script.jitter) if self.script.jitter else 1.0
@@ -238,67 +238,103 @@ def connect_to(server: ServerScript, cut: Callable[..., Any] | None = None) -> A
     return lambda address: VirtualConnection(server, address, cut)
 
 
-async def serve(server: ServerScript) -> asyncio.Server:
-    """Serve a script on a free port; `/_log` tells when requests came and pieces went."""
+async def serve(server: ServerScript, port: int = 0) -> asyncio.Server:
+    """Serve a script, on a free port for 0; `/_log` tells when requests came and words went."""
     log: list[dict[str, Any]] = []
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while await _one_exchange(server, log, reader, writer):
-                pass
-        writer.close()
-
-    return await asyncio.start_server(connected, "127.0.0.1", 0, backlog=1024)
-
-
-async def _one_exchange(
-    server: ServerScript,
-    log: list[dict[str, Any]],
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-) -> bool:
     loop = asyncio.get_running_loop()
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    received = loop.time()
-    first, *lines = head.strip().split("\r\n")
-    method, path, _ = first.split(" ")
-    headers = {name.lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
-    raw = await reader.readexactly(int(headers.get("content-length", 0)))
-    if path == "/_log":
-        _send_whole(writer, 200, JSON, json.dumps(log).encode())
-        log.clear()
-        return True
-    key = headers.get("authorization", "").removeprefix("Bearer ") or headers.get("x-api-key")
-    scripted = server.respond(method, path, json.loads(raw) if raw else None, key)
-    if scripted.content_type != "text/event-stream":
-        for delay, _ in scripted.pieces:
-            await asyncio.sleep(delay)
-        body = b"".join(block for _, block in scripted.pieces)
-        _send_whole(writer, scripted.status, scripted.content_type, body)
-        return True
-    writer.write(_head(200, scripted.content_type) + b"transfer-encoding: chunked\r\n\r\n")
-    sent: list[float] = []
-    due = loop.time()
-    for delay, block in scripted.pieces:
-        due += delay
+    return await loop.create_server(lambda: _Served(server, log), "127.0.0.1", port, backlog=1024)
+
+
+class _Served(asyncio.Protocol):
+    """Serve one connection; stamps as closely as it can, so that its own time is little."""
+
+    def __init__(self, server: ServerScript, log: list[dict[str, Any]]) -> None:
+        self._server = server
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._pending = b""
+        self._transport: Any = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        received = arrived_at(self._loop)
+        self._pending += data
+        head, separator, rest = self._pending.partition(b"\r\n\r\n")
+        if not separator:
+            return
+        first, *lines = head.decode("latin-1").split("\r\n")
+        named = (line.partition(":") for line in lines)
+        headers = {name.lower(): value.strip() for name, _, value in named}
+        length = int(headers.get("content-length", 0))
+        if len(rest) < length:
+            return
+        self._pending = rest[length:]
+        method, path, _ = first.split(" ")
+        self._answer(method, path, headers, rest[:length], received)
+
+    def _answer(
+        self, method: str, path: str, headers: dict[str, str], raw: bytes, received: float
+    ) -> None:
+        if path == "/_log":
+            self._send_whole(200, JSON, json.dumps(self._log).encode())
+            self._log.clear()
+            return
+        key = headers.get("authorization", "").removeprefix("Bearer ") or headers.get("x-api-key")
+        body = json.loads(raw) if raw else None
+        scripted = self._server.respond(method, path, body, key)
+        if scripted.content_type != "text/event-stream":
+            whole = b"".join(block for _, block in scripted.pieces)
+            delay = sum(delay for delay, _ in scripted.pieces)
+            arguments = (scripted.status, scripted.content_type, whole)
+            self._timer = self._loop.call_later(delay, self._send_whole, *arguments)
+            return
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: {scripted.content_type}\r\n"
+        self._transport.write(head.encode() + b"transfer-encoding: chunked\r\n\r\n")
+        entry = {"path": path, "received": received, "sent": []}
+        self._schedule(_batches(scripted.pieces), 0, received, entry)
+
+    def _schedule(
+        self, batches: list[tuple[float, bytes]], index: int, due: float, entry: dict[str, Any]
+    ) -> None:
+        """Wait for the next batch, or end the response after the last."""
+        if index == len(batches):
+            self._transport.write(b"0\r\n\r\n")
+            self._log.append(entry)
+            return
+        due += batches[index][0]
+        self._timer = self._loop.call_at(due, self._send, batches, index, due, entry)
+
+    def _send(
+        self, batches: list[tuple[float, bytes]], index: int, due: float, entry: dict[str, Any]
+    ) -> None:
+        delay, block = batches[index]
         if delay:
-            await asyncio.sleep(due - loop.time())
-            # Times are of the words: what has no delay goes with the one before.
-            sent.append(loop.time())
-        writer.write(b"%x\r\n%s\r\n" % (len(block), block))
-    writer.write(b"0\r\n\r\n")
-    log.append({"path": path, "received": received, "sent": sent, "ended": loop.time()})
-    await writer.drain()
-    return True
+            entry["sent"].append(self._loop.time())
+        self._transport.write(b"%x\r\n%s\r\n" % (len(block), block))
+        self._schedule(batches, index + 1, due, entry)
+
+    def _send_whole(self, status: int, kind: str, body: bytes) -> None:
+        head = f"HTTP/1.1 {status} Scripted\r\ncontent-type: {kind}\r\n"
+        length = f"content-length: {len(body)}\r\n\r\n"
+        self._transport.write(head.encode() + length.encode() + body)
 
 
-def _head(status: int, content_type: str) -> bytes:
-    return f"HTTP/1.1 {status} Scripted\r\ncontent-type: {content_type}\r\n".encode()
-
-
-def _send_whole(writer: asyncio.StreamWriter, status: int, kind: str, body: bytes) -> None:
-    length = f"content-length: {len(body)}\r\n\r\n".encode()
-    writer.write(_head(status, kind) + length + body)
+def _batches(pieces: list[tuple[float, bytes]]) -> list[tuple[float, bytes]]:
+    """Join what has no delay to what comes before it."""
+    batches: list[tuple[float, bytes]] = []
+    for delay, block in pieces:
+        if batches and delay == 0:
+            batches[-1] = (batches[-1][0], batches[-1][1] + block)
+        else:
+            batches.append((delay, block))
+    return batches
 
 
 def _json(status: int, body: dict[str, Any]) -> Scripted:
@@ -307,12 +343,13 @@ def _json(status: int, body: dict[str, Any]) -> Scripted:
 
 async def _main(fields: dict[str, Any]) -> None:
     fields["models"] = tuple(fields.get("models", Script.models))
-    server = await serve(ServerScript(Script(**fields)))
+    port = fields.pop("port", 0)
+    server = await serve(ServerScript(Script(**fields)), port)
     print(server.sockets[0].getsockname()[1], flush=True)  # noqa: T201
     async with server:
         await server.serve_forever()
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_main(json.loads(sys.argv[1])))
+    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=MeasuringLoop) as it:
+        it.run(_main(json.loads(sys.argv[1])))
