@@ -180,6 +180,7 @@ class Engine:
             if sequence is None or sequence.finish is not None:
                 continue
             if drawn.is_broken:
+                self._prefixes.discard(sequence)
                 self._fail(sequence, RowFailedError(not_numbers("row")))
                 continue
             sequence.append(drawn.token, self._eos)
@@ -209,7 +210,7 @@ class Engine:
     def _prefill_together(self, group: Sequence[PrefillChunk]) -> bool:
         try:
             return self._runner.prefill_together(group)
-        except Exception:  # noqa: BLE001 - which row is at fault shows when each is tried alone
+        except Exception:
             logger.warning("prefilling %d prompts together failed", len(group), exc_info=True)
             return False
 

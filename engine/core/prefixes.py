@@ -67,6 +67,10 @@ class Prefixes(Protocol):
         """Store the complete blocks of a row that is about to join the batch or to leave."""
         ...
 
+    def discard(self, sequence: Sequence) -> None:
+        """Drop what was stored of a row whose computation turned out to be no numbers."""
+        ...
+
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept for a sequence that has left."""
         ...
@@ -120,6 +124,9 @@ class NoPrefixes:
 
     def save(self, sequence: Sequence) -> None:
         """Store nothing."""
+
+    def discard(self, sequence: Sequence) -> None:
+        """Have nothing stored."""
 
     def forget(self, sequence: Sequence) -> None:
         """Have nothing to drop."""

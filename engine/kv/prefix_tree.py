@@ -144,6 +144,19 @@ class PrefixTree(Generic[Payload]):
             self._remove(node)
         return before - self.num_bytes
 
+    def discard(self, hashes: Sequence[bytes]) -> int:
+        """Drop a chain from its end, as far as nothing else continues it or holds it.
+
+        Returns how many nodes went; `on_evict` does not hear of them, since their content is bad.
+        """
+        num_gone = 0
+        for node in reversed(self.match(hashes)):
+            if node.num_children or node.num_references:
+                break
+            self._unlink(node)
+            num_gone += 1
+        return num_gone
+
     def clear(self) -> int:
         """Evict everything that is not referenced; return how many nodes went."""
         before = len(self._nodes)
@@ -194,13 +207,16 @@ class PrefixTree(Generic[Payload]):
                 return node
         return None
 
-    def _remove(self, node: Node[Payload]) -> None:
+    def _unlink(self, node: Node[Payload]) -> None:
         del self._nodes[node.hash]
         self.num_bytes -= node.num_bytes
-        self.stats.num_evicted += 1
-        self.stats.evicted_bytes += node.num_bytes
         if node.parent is not None:
             node.parent.num_children -= 1
             self._note_leaf(node.parent)
+
+    def _remove(self, node: Node[Payload]) -> None:
+        self._unlink(node)
+        self.stats.num_evicted += 1
+        self.stats.evicted_bytes += node.num_bytes
         if self.on_evict is not None:
             self.on_evict(node)

@@ -207,6 +207,10 @@ class PrefixStore:
         row.pending.clear()
         row.is_awaited = False
 
+    def discard(self, sequence: TokenSequence) -> None:
+        """Drop the row's blocks from RAM, where they were stored when it joined the batch."""
+        self._tree.discard(self._row(sequence).hasher.extend(sequence.tokens))
+
     def forget(self, sequence: TokenSequence) -> None:
         """Drop what is kept for a sequence that has left."""
         row = self._rows.pop(sequence.id, None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import mlx.core as mx
 import pytest
 from support.engines import (
     Driver,
@@ -9,6 +12,7 @@ from support.engines import (
     lengths_around_blocks,
     make_engine,
     random_prompt,
+    tiny_model,
     tiny_namespace,
 )
 from support.tiny_models import KINDS
@@ -154,6 +158,34 @@ def test_a_failed_row_leaves_nothing() -> None:
     stats = driver.engine.stats().prefixes
     assert stats is not None
     assert stats.num_blocks == 0
+
+
+def test_a_prefix_that_computed_to_no_numbers_is_not_found_again() -> None:
+    """Blocks of a row whose logits are NaN are dropped, so that the next one computes anew."""
+    model, _ = tiny_model("full")
+
+    class Poisonable:
+        """Turn every logit into NaN while told to."""
+
+        layers = model.layers
+        is_poisoned = True
+
+        def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+            """Compute."""
+            logits = model(inputs, cache=cache)
+            return logits * float("nan") if self.is_poisoned else logits
+
+    poisonable = Poisonable()
+    driver = make_driver(model=poisonable)
+    prompt = random_prompt(200, 97)
+    driver.add("bad", prompt, max_tokens=4)
+    driver.run()
+    final = driver.results["bad"].final
+    assert final is not None
+    assert final.finish_reason == "error"
+    poisonable.is_poisoned = False
+    assert ask(driver, "good", prompt) == (0, 200)
+    check("full", driver, "good", prompt)
 
 
 def test_preempted_rows_resume_from_what_they_stored() -> None:

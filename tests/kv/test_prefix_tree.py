@@ -119,6 +119,17 @@ def test_a_referenced_chain_stays_until_it_is_released() -> None:
     assert tree.evict_to(0) == 20
 
 
+def test_a_discarded_chain_goes_as_far_as_nothing_else_continues_it() -> None:
+    """Bad blocks go without a word to the eviction hook; what others share stays."""
+    gone: list[str] = []
+    tree: PrefixTree[str] = PrefixTree(on_evict=lambda node: gone.append(node.payload))
+    bad = store(tree, 1, 2, 3)
+    store(tree, 1, 4)
+    assert tree.discard(bad) == 2
+    assert (names(tree.match(bad)), gone, tree.num_bytes) == (["(1,)"], [], 20)
+    tree.check_integrity()
+
+
 def run_random(rounds: int, seed: int) -> None:
     """Do random operations and compare with a plain dictionary of chains."""
     rng = random.Random(seed)
