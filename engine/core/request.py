@@ -66,8 +66,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     prompt: bytes
     sampling: SamplingParams
-    #: Higher runs first; equal priorities run in order of arrival.
+    #: Higher runs first; of equal priorities the clients take turns.
     priority: int = 0
+    #: Whose request it is, for the taking of turns.
+    client: str = ""
     #: Output is sent at most once per this many tokens (and always at the end).
     stream_interval: int = 1
     #: Sent for the prompt's KV alone: that is worth storing durably however short it is.

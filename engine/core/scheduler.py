@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from dataclasses import dataclass
 
 from vllm_mlx.engine.core.prefixes import NoPrefixes, Prefixes
+from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.core.sequence import Sequence, SequenceStatus
 from vllm_mlx.engine.kv.layout import KVSpace
 
-#: Most rows that prefill at once: each has caches of its own.
+#: Most rows of one client that prefill at once, and of all: each has caches of its own.
 MAX_PREFILLING = 16
+MAX_PREFILLING_OF_ALL = 32
 #: Smallest share of a step's prefill budget that a longer prompt is given: each is a forward.
 MIN_SHARE_TOKENS = 128
 
@@ -45,9 +48,12 @@ class StepPlan:
 class Scheduler:
     """Own the queues of waiting, prefilling and running sequences; used by the engine thread.
 
-    Order is by priority, then arrival, everywhere: the front of the waiting queue starts first,
-    and when bytes run out the last in that order is preempted. The first can never be preempted,
-    so something always advances. All methods must be called in the drained window.
+    Order is by priority, turn and arrival, everywhere: the front of the waiting queue starts
+    first, and when bytes run out the last in that order is preempted. The first can never be
+    preempted, so something always advances. All methods must be called in the drained window.
+
+    Clients take turns: each sequence that a client has waiting already sets its next one back by
+    one turn, and nobody comes before what has started.
 
     `max_prefill_area` bounds a chunk's tokens times its context, where attention stores scores.
     `prefixes` is asked before a sequence starts and told before it joins, leaves or is preempted.
@@ -94,7 +100,8 @@ class Scheduler:
         return [*self._running, *self._prefilling, *self._waiting]
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence by priority and arrival."""
+        """Queue a new sequence by priority, turn and arrival."""
+        sequence.turn = self._next_turn(sequence.request)
         insort(self._waiting, sequence, key=_order)
 
     def remove(self, sequence: Sequence) -> None:
@@ -156,14 +163,18 @@ class Scheduler:
     def _admit(self) -> None:
         """Start waiting sequences in order; the first that does not fit holds back the rest.
 
-        One whose prefix another sequence is computing lets others pass until that is stored.
+        One whose prefix another sequence is computing lets others pass until that is stored, and
+        one whose client has its places taken lets other clients' pass.
         """
+        places = Counter(s.request.client for s in self._prefilling)
         for sequence in list(self._waiting):
             if (
-                len(self._prefilling) >= MAX_PREFILLING
+                len(self._prefilling) >= MAX_PREFILLING_OF_ALL
                 or len(self._running) + len(self._prefilling) >= self._max_num_seqs
             ):
                 break
+            if places[sequence.request.client] >= MAX_PREFILLING:
+                continue
             if not sequence.wants_prompt_logprobs and self._prefixes.must_wait(sequence):
                 continue
             num_tokens = sequence.num_tokens + min(
@@ -172,6 +183,7 @@ class Scheduler:
             if not self._kv.can_start(num_tokens):
                 break
             self._start(sequence, num_tokens)
+            places[sequence.request.client] += 1
 
     def _start(self, sequence: Sequence, num_tokens: int) -> None:
         self._waiting.remove(sequence)
@@ -185,7 +197,7 @@ class Scheduler:
 
     def _share_prefill(self) -> tuple[PrefillChunk, ...]:
         """Divide the step's prefill budget: equal shares, and what short prompts leave goes on."""
-        needs = [(s, s.prefill_target - s.num_computed) for s in self._prefilling]
+        needs = [(s, s.prefill_target - s.num_computed) for s in _in_turns(self._prefilling)]
         needs = [(s, need) for s, need in needs if need > 0]
         budget = self._prefill_budget
         chosen: list[tuple[Sequence, int]] = []
@@ -203,7 +215,7 @@ class Scheduler:
             budget -= sizes[sequence.id]
         return tuple(
             PrefillChunk(s, s.num_computed, self._chunk_stop(s, s.num_computed + sizes[s.id]))
-            for s, _ in needs
+            for s in self._prefilling
             if sizes.get(s.id)
         )
 
@@ -231,8 +243,31 @@ class Scheduler:
         self._kv.remove(sequence.id)
         sequence.restart()
         self.num_preemptions += 1
-        self.add(sequence)
+        insort(self._waiting, sequence, key=_order)
+
+    def _next_turn(self, request: GenerationRequest) -> int:
+        """Return the turn of a new sequence, among those of its priority."""
+        peers = [s for s in self._waiting if s.request.priority == request.priority]
+        started = [
+            s.turn
+            for s in (*self._running, *self._prefilling)
+            if s.request.priority == request.priority
+        ]
+        turn = max(started) if started else min((s.turn for s in peers), default=0)
+        own = [s.turn for s in peers if s.request.client == request.client]
+        return max(turn, max(own) + 1) if own else turn
 
 
-def _order(sequence: Sequence) -> tuple[int, int]:
-    return (-sequence.request.priority, sequence.arrival)
+def _in_turns(sequences: list[Sequence]) -> list[Sequence]:
+    """Return sequences, which are in order, by turns: the first of each client, then the second."""
+    taken: Counter[tuple[int, str]] = Counter()
+    ranks: dict[str, tuple[int, int]] = {}
+    for sequence in sequences:
+        priority, client = sequence.request.priority, sequence.request.client
+        ranks[sequence.id] = (-priority, taken[priority, client])
+        taken[priority, client] += 1
+    return sorted(sequences, key=lambda sequence: ranks[sequence.id])
+
+
+def _order(sequence: Sequence) -> tuple[int, int, int]:
+    return (-sequence.request.priority, sequence.turn, sequence.arrival)

@@ -50,6 +50,8 @@ class Sequence:
     output: list[int] = field(default_factory=list)
     status: SequenceStatus = SequenceStatus.WAITING
     finish: Finish | None = None
+    #: Its place in the taking of turns between clients; set by the scheduler.
+    turn: int = 0
     num_computed: int = 0
     num_cached: int = 0
     cache_hit_type: CacheHitType | None = None

@@ -38,7 +38,9 @@ class ChatRoute:
         )
         limits = limits_of(self._runtime, served)
         rows = [
-            generation_request(body, row_id, prompt, "messages", limits, choice=choice)
+            generation_request(
+                body, row_id, prompt, "messages", limits, choice=choice, client=context.client
+            )
             for choice, row_id in enumerate(row_ids(context.id, num_choices))
         ]
         spell = served.tokenizers.token_bytes if body.logprobs else None

@@ -19,7 +19,7 @@ from vllm_mlx.server.openai.schemas import CompletionBody
 from vllm_mlx.server.openai.streams import completion_events, ended_properly
 from vllm_mlx.server.openai.translate import Limits, generation_request
 from vllm_mlx.server.replies import json_response
-from vllm_mlx.server.request_context import current_context
+from vllm_mlx.server.request_context import RequestContext, current_context
 from vllm_mlx.server.runtime import ServerRuntime
 from vllm_mlx.server.served_model import ServedModel
 
@@ -47,7 +47,7 @@ class CompletionRoute:
         context = current_context()
         num_choices = body.n or 1
         prompts = await self._prompts(body, served)
-        rows = self._rows(body, context.id, prompts, limits_of(self._runtime, served))
+        rows = self._rows(body, context, prompts, limits_of(self._runtime, served))
         pieces = CompletionPieces(
             [prompt.echo for prompt in prompts for _ in range(num_choices)],
             served.tokenizers.token_bytes if body.logprobs is not None else None,
@@ -89,11 +89,11 @@ class CompletionRoute:
 
     @staticmethod
     def _rows(
-        body: CompletionBody, request_id: str, prompts: Sequence[_Prompt], limits: Limits
+        body: CompletionBody, context: RequestContext, prompts: Sequence[_Prompt], limits: Limits
     ) -> list[GenerationRequest]:
         """Make one engine request for each choice of each prompt."""
         num_choices = body.n or 1
-        ids = row_ids(request_id, len(prompts) * num_choices)
+        ids = row_ids(context.id, len(prompts) * num_choices)
         return [
             generation_request(
                 body,
@@ -102,6 +102,7 @@ class CompletionRoute:
                 "prompt" if len(prompts) == 1 else f"prompt[{index}]",
                 limits,
                 choice=choice,
+                client=context.client,
             )
             for index, prompt in enumerate(prompts)
             for choice in range(num_choices)

@@ -58,7 +58,7 @@ def _all(policy: FieldPolicy, names: str) -> dict[str, FieldPolicy]:
 
 _GENERATION: dict[str, FieldPolicy] = {
     **_all(_E, "model temperature top_p top_k min_p seed max_tokens min_tokens"),
-    **_all(_E, "stop stop_token_ids ignore_eos stream stream_options n"),
+    **_all(_E, "stop stop_token_ids ignore_eos stream stream_options n priority"),
     **_all(_E, "frequency_penalty presence_penalty repetition_penalty logit_bias"),
     **_all(_A, "user metadata service_tier safety_identifier"),
     **_all(_A, "prompt_cache_key prompt_cache_retention prompt_cache_options"),
@@ -71,7 +71,6 @@ _GENERATION: dict[str, FieldPolicy] = {
     "logits_processors": _refused([]),
     "prompt_logprobs": _refused(),
     "echo": _refused(False),
-    "priority": _refused(0),
     "response_format": _refused({"type": "text"}),
     **_all(_refused(), "structured_outputs guided_json guided_regex guided_choice guided_grammar"),
     "skip_special_tokens": _refused(True),

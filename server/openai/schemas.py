@@ -20,6 +20,9 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 
+#: Priorities on both sides of 0; far more than anybody tells apart.
+MAX_PRIORITY = 2**31 - 1
+
 
 class Body(BaseModel):
     """Base of every schema: values of the wrong type are refused, unknown fields are kept."""
@@ -56,6 +59,7 @@ class GenerationBody(Body):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     # Refused until a build supports them.
     best_of: int | None = None
     length_penalty: float | None = None
@@ -65,7 +69,6 @@ class GenerationBody(Body):
     logits_processors: Any = None
     prompt_logprobs: Any = None
     echo: bool | None = None
-    priority: int | None = None
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None

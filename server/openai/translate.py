@@ -76,6 +76,7 @@ def generation_request(
     limits: Limits,
     *,
     choice: int = 0,
+    client: str = "",
 ) -> GenerationRequest:
     """Resolve the request for one choice of one prompt, from the field `prompt_param`.
 
@@ -87,6 +88,9 @@ def generation_request(
         request_id=request_id,
         prompt=pack_tokens(prompt),
         sampling=_sampling(body, len(prompt), limits, choice),
+        # vLLM's meaning: of two requests the one with the lower number goes first.
+        priority=-(body.priority or 0),
+        client=client,
         stream_interval=limits.stream_interval if body.stream else WHOLE_ANSWER_INTERVAL,
     )
 

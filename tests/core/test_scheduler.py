@@ -133,6 +133,88 @@ def test_higher_priority_starts_first_and_equal_priority_by_arrival() -> None:
     assert order == ["b", "c", "a"]
 
 
+def order_of_starts(scheduler: Scheduler) -> list[str]:
+    """Run a scheduler to its end and return in which order its sequences were first computed."""
+    order: list[str] = []
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        started = [chunk.sequence for chunk in plan.prefill] + list(plan.decode)
+        order += [s.id for s in started if s.id not in order]
+        compute(plan)
+        for sequence in plan.decode:
+            if sequence.is_finished:
+                scheduler.remove(sequence)
+    return order
+
+
+def test_a_client_does_not_wait_for_all_that_another_has_queued() -> None:
+    """Behind fifty prompts of one client, another's starts as soon as a row is free."""
+    scheduler = make_scheduler(max_num_seqs=4)
+    for number in range(50):
+        scheduler.add(make_sequence(f"a{number}", 2000, arrival=number, client="a", max_tokens=4))
+    compute(scheduler.schedule())
+    scheduler.add(make_sequence("b", 100, arrival=50, client="b", max_tokens=4))
+    order = order_of_starts(scheduler)
+    assert order.index("b") == 4
+    assert [name for name in order if name != "b"] == [f"a{number}" for number in range(50)]
+
+
+def test_a_short_prompt_is_computed_beside_many_long_ones_of_another_client() -> None:
+    """With rows to spare it is prefilled in the step after it came, whatever else prefills."""
+    scheduler = make_scheduler(max_num_seqs=64)
+    for number in range(50):
+        scheduler.add(make_sequence(f"a{number}", 6000, arrival=number, client="a"))
+    compute(scheduler.schedule())
+    scheduler.add(make_sequence("b", 101, arrival=50, client="b"))
+    plan = scheduler.schedule()
+    assert chunks(plan)["b"] == 100
+    compute(plan)
+    assert [sequence.id for sequence in scheduler.schedule().decode] == ["b"]
+
+
+def test_clients_take_turns_and_each_keeps_its_own_order() -> None:
+    """Who queues more does not start more often while others wait."""
+    scheduler = make_scheduler(max_num_seqs=1)
+    arrival = 0
+    for client, count in (("a", 5), ("b", 3), ("c", 1)):
+        for number in range(count):
+            name = f"{client}{number}"
+            scheduler.add(make_sequence(name, 3, arrival=arrival, client=client, max_tokens=1))
+            arrival += 1
+    assert order_of_starts(scheduler) == ["a0", "b0", "c0", "a1", "b1", "a2", "b2", "a3", "a4"]
+
+
+def test_priority_goes_before_turns() -> None:
+    """A client's urgent request does not wait for the turns of those that are not."""
+    scheduler = make_scheduler(max_num_seqs=1)
+    for number in range(3):
+        scheduler.add(make_sequence(f"a{number}", 3, arrival=number, client="a", max_tokens=1))
+    scheduler.add(make_sequence("b", 3, arrival=3, client="b", max_tokens=1))
+    urgent = make_sequence("urgent", 3, arrival=4, client="a", max_tokens=1, priority=1)
+    scheduler.add(urgent)
+    assert order_of_starts(scheduler) == ["urgent", "a0", "b", "a1", "a2"]
+
+
+def test_a_newcomer_is_never_put_before_what_has_started() -> None:
+    """Bytes that run out are taken from the newcomer, although its client had no turn yet."""
+    kv = FakeKVSpace(capacity=1200)
+    scheduler = make_scheduler(kv)
+    for number in range(2):
+        name = f"a{number}"
+        scheduler.add(make_sequence(name, 10, arrival=number, client="a", max_tokens=900))
+    for _ in range(3):
+        compute(scheduler.schedule())
+    scheduler.add(make_sequence("b", 10, arrival=2, client="b", max_tokens=900))
+    kv.capacity = 2000
+    for _ in range(3):
+        compute(scheduler.schedule())
+    kv.capacity = 40
+    while scheduler.num_running > 1:
+        compute(scheduler.schedule())
+    (left,) = scheduler.schedule().decode
+    assert left.id == "a0"
+
+
 def test_max_num_seqs_bounds_rows_that_prefill_or_decode() -> None:
     """No more rows than asked for are ever started."""
     scheduler = make_scheduler(max_num_seqs=2)
@@ -205,6 +287,7 @@ def test_random_loads_always_finish_whatever_the_budget(seed: int) -> None:
             arrival=n,
             max_tokens=rng.randint(1, 100),
             priority=rng.choice([0, 0, 1]),
+            client=rng.choice("aab"),
         )
         for n in range(40)
     ]

@@ -61,7 +61,6 @@ EFFECTIVE = {
     "length_penalty": 2.0,
     "use_beam_search": True,
     "echo": True,
-    "priority": 1,
     "skip_special_tokens": False,
     "spaces_between_special_tokens": False,
     "include_stop_str_in_output": True,

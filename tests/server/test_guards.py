@@ -245,3 +245,29 @@ def test_values_that_could_not_work_are_refused(fields: dict[str, object]) -> No
     """What would silently allow nothing or everything is a usage error."""
     with pytest.raises(UsageError):
         ServerConfig(**fields)  # type: ignore[arg-type]
+
+
+async def test_requests_carry_their_client_and_their_priority(make_server: ServerFactory) -> None:
+    """The engine is told whose turn it is, by a name that is not the key, and what is urgent."""
+    server = await make_server(api_keys=("one", "two"))
+    body = {"prompt": ["x", "y"], "priority": -3, "n": 2}
+    chat = {"messages": [{"role": "user", "content": "x"}], "priority": 5}
+    for key in ("one", "two"):
+        headers = {"authorization": f"Bearer {key}"}
+        for path, fields in (("/v1/completions", body), ("/v1/chat/completions", chat)):
+            response = await server.client.post(path, json=fields, headers=headers)
+            assert response.status_code == 200
+    priorities = [request.priority for request in server.engine.requests]
+    assert priorities == [3, 3, 3, 3, -5] * 2
+    clients = [request.client for request in server.engine.requests]
+    assert len(set(clients[:5])) == len(set(clients[5:])) == 1
+    assert clients[0] != clients[5]
+    assert not {"one", "two"} & set(clients)
+
+
+async def test_without_keys_the_address_is_the_client(served: Served) -> None:
+    """Requests of one machine take turns together."""
+    await served.chat()
+    assert [request.client for request in served.engine.requests] == ["<local>"]
+    for priority in (2**31, 1.5, "high"):
+        assert (await served.chat(priority=priority)).status_code == 400

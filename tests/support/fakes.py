@@ -69,6 +69,7 @@ def make_sequence(
     arrival: int = 0,
     max_tokens: int = 16,
     priority: int = 0,
+    client: str = "",
     max_model_len: int = 1 << 20,
     **sampling: object,
 ) -> Sequence:
@@ -76,6 +77,10 @@ def make_sequence(
     tokens = list(range(1, prompt + 1)) if isinstance(prompt, int) else list(prompt)
     params = SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
     request = GenerationRequest(
-        request_id=name, prompt=pack_tokens(tokens), sampling=params, priority=priority
+        request_id=name,
+        prompt=pack_tokens(tokens),
+        sampling=params,
+        priority=priority,
+        client=client,
     )
     return Sequence.of(request, arrival=arrival, seed=0, max_model_len=max_model_len, now_s=0.0)
