@@ -18,16 +18,22 @@ class StampedSelector(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self.woke_at = time.monotonic()
-        #: Longest time between waking and looking again, since it was last set to 0.
+        #: Longest time between waking and looking again, since the turns were last forgotten.
         self.longest_turn_s = 0.0
+        self._turn_began = self.woke_at
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for sockets as the base class does."""
-        turn_s = time.monotonic() - self.woke_at
+        turn_s = time.monotonic() - self._turn_began
         self.longest_turn_s = max(self.longest_turn_s, turn_s)
         ready = super().select(timeout)
-        self.woke_at = time.monotonic()
+        self.woke_at = self._turn_began = time.monotonic()
         return ready
+
+    def forget_turns(self) -> None:
+        """Begin to look for the longest turn anew, now."""
+        self.longest_turn_s = 0.0
+        self._turn_began = time.monotonic()
 
 
 class MeasuringLoop(asyncio.SelectorEventLoop):
@@ -43,7 +49,8 @@ class MeasuringLoop(asyncio.SelectorEventLoop):
 
     def take_longest_turn_s(self) -> float:
         """Return the longest time that the loop did not look at its sockets; start anew."""
-        longest, self._stamps.longest_turn_s = self._stamps.longest_turn_s, 0.0
+        longest = self._stamps.longest_turn_s
+        self._stamps.forget_turns()
         return longest
 
 

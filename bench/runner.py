@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import itertools
@@ -14,7 +15,7 @@ from typing import Any
 from vllm_mlx.bench.arrivals import closed_loop, open_loop, schedule
 from vllm_mlx.bench.configuration import Configuration
 from vllm_mlx.bench.endpoints import Ask, Message
-from vllm_mlx.bench.http_client import HttpRequest
+from vllm_mlx.bench.http_client import ExchangeError, HttpRequest
 from vllm_mlx.bench.measuring_loop import MeasuringLoop
 from vllm_mlx.bench.plan import body_fields
 from vllm_mlx.bench.prompt import Prompt
@@ -98,7 +99,9 @@ class Runner:
                 scheduled_at = loop.time()
             await self._converse(index, prompts[index], asks[index], encoded[index], scheduled_at)
 
-        await self._requester.client.open(self._configuration.concurrency or 0)
+        with contextlib.suppress(ExchangeError):
+            # What cannot be opened now is tried, and reported, by the request that needs it.
+            await self._requester.client.open(self._configuration.concurrency or 0)
         meter = _Meter(loop)
         try:
             if self._configuration.concurrency is not None:

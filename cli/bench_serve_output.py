@@ -79,7 +79,7 @@ class ResultWriter:
         if options.summary is not None:
             append_text(options.summary, summary)
         if options.plot is not None:
-            draw(options.plot, results)
+            self._draw(options.plot, results)
         if stdout_format not in ("table", "markdown"):
             show_tables([gates_overview(gates)] if gates else [], is_data=False)
         for note in results.notes:
@@ -98,6 +98,13 @@ class ResultWriter:
 
     def _print_tables(self, results: Results, gates: Sequence[GateResult]) -> None:
         show_tables(_tables(results, gates, self._confidence), is_data=True)
+
+    def _draw(self, target: str, results: Results) -> None:
+        try:
+            draw(target, results)
+        except UsageError as error:
+            # A run without any answer has nothing to draw, and an exit code of its own.
+            click.echo(f"Note: {error.message}", err=True)
 
     def _file_format(self) -> str:
         """Return the format of the output file, or of stdout where there is none."""

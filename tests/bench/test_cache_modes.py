@@ -105,23 +105,39 @@ def test_prefix_hits_of_a_length(run_bench: RunBench) -> None:
     assert len(set(first_words(measured))) == 1
 
 
-def test_cold_prompts_with_a_shared_prefix_share_nothing(run_bench: RunBench) -> None:
+@pytest.mark.parametrize("prompt_tokens", [(), (100,)])
+def test_cold_prompts_with_a_shared_prefix_share_nothing(
+    run_bench: RunBench, prompt_tokens: tuple[int]
+) -> None:
     """In cold mode even the shared system message is new each time."""
     server = ServerScript(SCRIPT)
-    results = run_bench(
+    (row,) = run_bench(
         server,
         cache_modes=("cold",),
-        prompt_tokens=(100,),
+        prompt_tokens=prompt_tokens,
         shared_prefix_tokens=50,
         concurrencies=(1,),
-        num_requests=4,
+        num_requests=8,
         repetitions=1,
-    )
-    (row,) = results.rows
-    assert (row["prompt_tokens_min"], row["prompt_tokens_max"]) == (100, 100)
+    ).rows
+    if prompt_tokens:
+        assert (row["prompt_tokens_min"], row["prompt_tokens_max"]) == (100, 100)
     assert row["cached_tokens"] == 0
     firsts = first_words(sent(server))
     assert len(set(firsts)) == len(firsts)
+
+
+def test_a_set_shares_its_prefix_alone(run_bench: RunBench) -> None:
+    """A set's prompts behind a shared prefix hit on exactly that, and never on one another."""
+    results = run_bench(
+        SCRIPT,
+        cache_modes=("prefix-hit",),
+        shared_prefix_tokens=50,
+        concurrencies=(2,),
+        num_requests=16,
+        repetitions=2,
+    )
+    assert {request["cached_tokens"] for request in results.requests} == {50}
 
 
 def test_modes_are_a_sweep(run_bench: RunBench) -> None:
