@@ -70,7 +70,7 @@ def _num_held(leaf: Any) -> int:
 
 
 def _has_wrapped(leaf: Any) -> bool:
-    """Say whether a window's arrays are out of order, which only single-token writes bring about."""
+    """Say whether a window is out of order, which only single-token writes bring about."""
     if not isinstance(leaf, RotatingKVCache) or leaf.keys is None:
         return False
     return bool(leaf._idx != leaf.keys.shape[2] and leaf._idx != leaf.offset)
