@@ -22,6 +22,7 @@ MAX_NUM_SEQS = 64
 PREFILL_TOKENS_PER_STEP = 512
 MAX_QUEUE = 256
 MAX_QUEUE_TOKENS = 1_000_000
+STEP_TIMEOUT_S = 300.0
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -153,6 +154,13 @@ batching_options: Decorator[Any] = stacked(
         help="Most prompt tokens computed between two tokens of the running requests.",
     ),
     option(
+        "--step-timeout",
+        type=FiniteRange(min=0),
+        default=STEP_TIMEOUT_S,
+        metavar="SECONDS",
+        help="An engine whose step takes longer hangs, and is started again; 0 waits for ever.",
+    ),
+    option(
         "--continuous-batching/--no-continuous-batching",
         default=True,
         help="Always on; --no-continuous-batching serves one request at a time.",
@@ -200,6 +208,7 @@ class ServeOptions(ModelOptions, CacheOptions, AccessOptions, PrefixOptions):
     max_queue: int
     max_queue_tokens: int
     prefill_tokens_per_step: int
+    step_timeout: float
     continuous_batching: bool
     log_level: str
 
@@ -260,6 +269,7 @@ def build_configs(options: ServeOptions) -> tuple[ServerConfig, ModelConfig, Eng
     engine = EngineConfig(
         max_num_seqs=options.max_num_seqs,
         prefill_tokens_per_step=options.prefill_tokens_per_step,
+        step_timeout_s=options.step_timeout,
         kv_memory_bytes=options.kv_memory_bytes,
         **options.cache_fields(),
     )

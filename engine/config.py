@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -37,6 +38,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens_per_step: int = 512
     #: A row starts only if its prompt and this many new tokens fit (or all it may still generate).
     admission_headroom_tokens: int = 512
+    #: Seconds that one step may take before the engine counts as hung; 0 for any time.
+    step_timeout_s: float = 300.0
     #: Budget of live KV in bytes; None takes what is safe beside the weights.
     kv_memory_bytes: int | None = None
 
@@ -67,6 +70,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"prefill_tokens_per_step must be at least 1, not {self.prefill_tokens_per_step}"
             )
+        if not 0 <= self.step_timeout_s < math.inf:
+            raise UsageError(f"the step timeout must be 0 or more, not {self.step_timeout_s}")
         if self.kv_memory_bytes is not None and self.kv_memory_bytes <= 0:
             raise UsageError(f"the KV budget must be positive, not {self.kv_memory_bytes} bytes")
 

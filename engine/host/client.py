@@ -30,6 +30,8 @@ class EngineClient:
         self._became_idle = asyncio.Event()
         self._became_idle.set()
         self._has_produced = False
+        #: Counts the engine's messages; each means that it has got to the end of a step.
+        self.num_heard = 0
         self._stats: EngineStats | None = None
         self._stats_reply: asyncio.Future[EngineStats | None] | None = None
         #: Those who wait for the answers to `ClearCache`, in order.
@@ -63,6 +65,7 @@ class EngineClient:
 
     def deliver(self, message: StepOutputs | EngineStats | CacheCleared) -> None:
         """Hand one message of the engine on to whom it concerns."""
+        self.num_heard += 1
         if isinstance(message, CacheCleared):
             _answer(self._clearings.popleft(), message)
             return
@@ -101,10 +104,7 @@ class EngineClient:
         An engine that does not answer within `timeout_s` (a long step, or stopped) is answered for
         with what it said last; `EngineUnavailableError` if it never said anything or has died.
         """
-        reply = self._stats_reply
-        if reply is None:
-            reply = self._stats_reply = asyncio.get_running_loop().create_future()
-            self._send(GetStats())
+        reply = self.ask_stats()
         await asyncio.wait([reply], timeout=timeout_s)
         if reply.done() and reply.result() is None:
             raise EngineUnavailableError("the engine ended before it answered", retry_after_s=1.0)
@@ -113,6 +113,13 @@ class EngineClient:
                 f"the engine did not answer within {timeout_s:g} s", retry_after_s=1.0
             )
         return self._stats
+
+    def ask_stats(self) -> asyncio.Future[EngineStats | None]:
+        """Ask for statistics unless they are asked for already; return the answer to come."""
+        if self._stats_reply is None:
+            self._stats_reply = asyncio.get_running_loop().create_future()
+            self._send(GetStats())
+        return self._stats_reply
 
     async def clear_cache(self, *, ram: bool, ssd: bool) -> CacheCleared:
         """Have stored prefixes removed; raise `EngineUnavailableError` if the engine ends first."""

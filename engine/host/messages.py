@@ -9,12 +9,17 @@ every step that has something to say sends one `StepOutputs`; `EngineStats` answ
 
 from __future__ import annotations
 
+import signal
+
 import msgspec
 
 from vllm_mlx.engine.config import EngineConfig, ModelConfig, ModelInfo
 from vllm_mlx.engine.core.outputs import ErrorInfo, StepOutputs
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.core.stats import CacheCleared, EngineStats
+
+#: Not a message: makes the engine process write the stacks of its threads to its log.
+STACKS_SIGNAL = signal.SIGUSR2
 
 
 class LoadModel(msgspec.Struct, frozen=True, tag="load_model"):

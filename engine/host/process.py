@@ -16,7 +16,7 @@ from typing import cast
 
 import msgspec
 
-from vllm_mlx.engine.host.messages import FromEngine, ToEngine
+from vllm_mlx.engine.host.messages import STACKS_SIGNAL, FromEngine, ToEngine
 from vllm_mlx.engine.host.transport import EngineChannel
 
 logger = logging.getLogger("vllm_mlx.engine.process")
@@ -31,6 +31,8 @@ _POLL_S = 0.25
 #: What a dead process left in its log pipe is there at once, unless a child of it holds the pipe.
 _LAST_WORDS_TIMEOUT_S = 0.2
 _KILL_TIMEOUT_S = 2.0
+#: What writing the stacks may take.
+_STACKS_S = 0.3
 
 
 class ExitReport(msgspec.Struct, frozen=True):
@@ -41,12 +43,19 @@ class ExitReport(msgspec.Struct, frozen=True):
     last_words: tuple[str, ...] = ()
     #: Why it could not be started.
     start_error: str | None = None
+    #: How long its last step had taken when it was ended for that; None if it was not.
+    hung_s: float | None = None
 
     @property
     def headline(self) -> str:
         """Say in one line how it ended."""
         if self.start_error is not None:
             return f"the engine process could not be started: {self.start_error}"
+        if self.hung_s is not None:
+            return (
+                f"the engine process was ended: a step did not finish within {self.hung_s:g} s "
+                "(--step-timeout)"
+            )
         if self.returncode is None:
             return "the engine process closed its connection and could not be ended"
         if self.returncode < 0:
@@ -141,6 +150,11 @@ class EngineProcess:
         while not self._lost.is_set() and self._popen.poll() is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._lost.wait(), _POLL_S)
+
+    async def show_stacks(self) -> None:
+        """Have the process write to its log where its threads are, and give it time to."""
+        self._popen.send_signal(STACKS_SIGNAL)
+        await asyncio.sleep(_STACKS_S)
 
     async def finish(self, grace_s: float) -> ExitReport:
         """Reap the process, killing it if it has not ended within `grace_s`, and free all of it."""

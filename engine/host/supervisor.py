@@ -26,6 +26,7 @@ from vllm_mlx.engine.host.messages import (
 from vllm_mlx.engine.host.process import WORKER_COMMAND, EngineProcess, ExitReport, start_process
 from vllm_mlx.engine.host.restart import RestartBackoff, RestartPolicy
 from vllm_mlx.engine.host.stream import RequestStream
+from vllm_mlx.engine.host.watchdog import StepWatchdog, is_stopped
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,8 @@ class EngineSupervisor:
     Whatever happens to the process, each request gets exactly one final output: the engine's own,
     `abort`, or `error` with `EngineDiedError`, then within a second of the death.
     A model that cannot be loaded fails at once; a process that dies is started again after a wait
-    that grows, until `restart` gives up. A stopped or slow process is waited for, never killed.
+    that grows, until `restart` gives up. A process whose step takes longer than the configured
+    limit is ended and counts as dead; one that was stopped is waited for.
     """
 
     def __init__(
@@ -272,9 +274,13 @@ class EngineSupervisor:
         process.send(LoadModel(self._model, self._engine, self._log_level))
         report = ExitReport(None)
         try:
-            await process.wait_ended()
+            is_hung = await self._wait_ended(process, client)
             self._on_lost()
-            report = await process.finish(_DEATH_GRACE_S)
+            if is_hung:
+                await process.show_stacks()
+            report = await process.finish(0.0 if is_hung else _DEATH_GRACE_S)
+            if is_hung:
+                report = msgspec.structs.replace(report, hung_s=self._engine.step_timeout_s)
         except asyncio.CancelledError:
             report = await process.finish(grace_s=0.0)
             raise
@@ -284,6 +290,21 @@ class EngineSupervisor:
             self._client = None
             self._set_state(pid=None, stage="", fraction=None)
         return report, client.has_produced
+
+    async def _wait_ended(self, process: EngineProcess, client: EngineClient) -> bool:
+        """Wait until the process has ended, or must be ended because it hangs; say if it hangs."""
+        watchdog = StepWatchdog(
+            client, self._engine.step_timeout_s, lambda: is_stopped(process.pid)
+        )
+        ended = asyncio.create_task(process.wait_ended(), name="engine-end")
+        hung = asyncio.create_task(watchdog.wait_hung(), name="engine-watchdog")
+        try:
+            await asyncio.wait({ended, hung}, return_when=asyncio.FIRST_COMPLETED)
+            return hung.done() and not ended.done()
+        finally:
+            for task in (ended, hung):
+                task.cancel()
+            await asyncio.gather(ended, hung, return_exceptions=True)
 
     def _end_streams(self, client: EngineClient, report: ExitReport) -> None:
         error = EngineDiedError(

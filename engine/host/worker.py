@@ -24,6 +24,7 @@ from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.core.stats import EngineStats
 from vllm_mlx.engine.errors import ModelLoadError, VllmMlxError
 from vllm_mlx.engine.host.messages import (
+    STACKS_SIGNAL,
     AbortRequest,
     AddRequest,
     ClearCache,
@@ -195,6 +196,8 @@ def _answer(connection: WorkerConnection, clearing: Clearing) -> bool:
 
 def _configure_process() -> None:
     faulthandler.enable()
+    # The supervisor asks for the stacks before it ends a process whose step hangs.
+    faulthandler.register(STACKS_SIGNAL, all_threads=True)
     # The level names let the parent log each line at its level again.
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     # Ctrl-C is for the parent, which then drains; SIGTERM, even if inherited ignored, is for us.

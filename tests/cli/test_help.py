@@ -20,6 +20,7 @@ from vllm_mlx.cli.serve_options import (
     MAX_QUEUE,
     MAX_QUEUE_TOKENS,
     PREFILL_TOKENS_PER_STEP,
+    STEP_TIMEOUT_S,
 )
 from vllm_mlx.engine.config import DEMO_MODEL, DtypeName, EngineConfig
 from vllm_mlx.server.config import ServerConfig
@@ -112,6 +113,7 @@ def test_defaults_are_those_of_the_configurations() -> None:
     assert server.max_queue == MAX_QUEUE
     assert server.max_queue_tokens == MAX_QUEUE_TOKENS
     assert engine.prefill_tokens_per_step == PREFILL_TOKENS_PER_STEP
+    assert engine.step_timeout_s == STEP_TIMEOUT_S
     same = {
         "host": server.host,
         "port": server.port,
@@ -148,4 +150,5 @@ def test_completion_knows_commands_and_options(run_cli: RunCli) -> None:
     )
     offered = {line.partition(",")[2] for line in options.stdout.split()}
     expected = {"--max-tokens", "--max-request-tokens", "--max-num-seqs", "--max-queue"}
-    assert offered == expected | {"--max-model-len"}
+    expected |= {"--max-model-len", "--max-queue-tokens", "--max-body-mb", "--max-header-kb"}
+    assert offered == expected

@@ -41,6 +41,7 @@ EVERYTHING = {
     "--max-queue-tokens": ("99", "server.max_queue_tokens", 99),
     "--max-num-seqs": ("3", "engine.max_num_seqs", 3),
     "--prefill-tokens-per-step": ("64", "engine.prefill_tokens_per_step", 64),
+    "--step-timeout": ("7.5", "engine.step_timeout_s", 7.5),
     "--kv-memory-mb": ("128", "engine.kv_memory_bytes", 128 * MIB),
     "--dtype": ("float16", "model.dtype", "float16"),
     "--max-model-len": ("1024", "model.max_model_len", 1024),

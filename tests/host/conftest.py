@@ -52,11 +52,12 @@ def make_supervisor() -> MakeSupervisor:
         command: tuple[str, ...] = FAKE_ENGINE,
         stop_grace_s: float = 5.0,
         log_level: str = "INFO",
+        step_timeout_s: float = 300.0,
         **model: object,
     ) -> EngineSupervisor:
         return EngineSupervisor(
             ModelConfig(model=json.dumps(model)),
-            EngineConfig(),
+            EngineConfig(step_timeout_s=step_timeout_s),
             restart=restart,
             command=command,
             stop_grace_s=stop_grace_s,

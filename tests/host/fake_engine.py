@@ -50,6 +50,8 @@ KILL_FIRST = 5
 HOLD_LOCK = 6
 #: Before any output start a child that holds the socket and the log open; die by SIGKILL.
 SPAWN_AND_KILL = 7
+#: Hold the main thread in a Python loop before any output, for ever.
+SPIN_FIRST = 8
 
 
 class FakeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -174,6 +176,8 @@ def _misbehave(command: int, num_done: int) -> None:
         os.posix_spawnp("sleep", ["sleep", "3"], os.environ)
     if command in (KILL_FIRST, SPAWN_AND_KILL):
         os.kill(os.getpid(), signal.SIGKILL)
+    while command == SPIN_FIRST:
+        pass
     if num_done == 0:
         return
     if command == RAISE:

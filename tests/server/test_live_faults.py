@@ -13,7 +13,7 @@ from typing import Any
 
 import openai
 import pytest
-from support.server_process import ServerProcess
+from support.server_process import ServerProcess, is_running
 from support.tiny_folder import write_tiny_folder
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
@@ -90,6 +90,31 @@ async def test_killed_ten_times_amid_eight_streams(server: ServerProcess) -> Non
             status = await status_of(server)
             assert status["engine"]["restarts"] == kill + 1
             assert status["requests"] == []
+
+
+async def test_an_engine_that_always_dies_ends_the_server_with_70(
+    tmp_path: Path, demo_model_path: Path
+) -> None:
+    """Five deaths before any output: it gives up, says why, and leaves nothing behind."""
+    (tmp_path / "tiny").mkdir()
+    folder = write_tiny_folder(tmp_path / "tiny", demo_model_path)
+    with ServerProcess(str(folder), tmp_path, "--kv-memory-mb", "64") as process:
+        process.wait_ready()
+        killed: set[int] = set()
+        async with asyncio.timeout(100):
+            while len(killed) < 5:
+                engine = (await asyncio.to_thread(process.status))["engine"]
+                if engine["phase"] == "ready" and engine["pid"] not in killed:
+                    killed.add(engine["pid"])
+                    os.kill(engine["pid"], signal.SIGKILL)
+                await asyncio.sleep(0.05)
+            code = await asyncio.to_thread(process.wait, 30)
+        assert code == 70
+        last = next(line for line in process.log.splitlines() if line.startswith("Error: "))
+        assert "gave up after 5 deaths in a row before any output" in last
+        assert "signal 9 (SIGKILL)" in last
+        assert not process.ready_file_exists
+    assert not any(is_running(pid) for pid in killed)
 
 
 async def test_stopped_for_a_minute_and_continued(server: ServerProcess) -> None:
