@@ -30,6 +30,7 @@ test *options:
 test-all: test
     uv run pytest -m faults
     uv run pytest -m packaging
+    uv run pytest -m performance
 
 # Write the pages that are generated from the code.
 docs:
