@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from vllm_mlx.engine.config import ModelInfo
 from vllm_mlx.engine.core.outputs import RowOutput
 from vllm_mlx.engine.core.request import GenerationRequest
-from vllm_mlx.engine.core.stats import EngineStats
+from vllm_mlx.engine.core.stats import CacheCleared, EngineStats
 from vllm_mlx.engine.errors import VllmMlxError
 
 
@@ -102,4 +102,8 @@ class EnginePort(Protocol):
 
     async def stats(self) -> EngineStats:
         """Return what the engine has done; raise `EngineUnavailableError`."""
+        ...
+
+    async def clear_cache(self, *, ram: bool, ssd: bool) -> CacheCleared:
+        """Remove stored prefixes of these tiers; raise `EngineUnavailableError`."""
         ...

@@ -62,7 +62,7 @@ class TokenizerPool:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`; raise `InvalidRequestError`."""
-        return await self._run(
+        return await self.run(
             lambda tokenizer: tokenizer.encode(text, add_special_tokens=add_special_tokens)
         )
 
@@ -70,23 +70,25 @@ class TokenizerPool:
         self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
     ) -> list[int]:
         """Render a chat and return its token ids; raise `InvalidRequestError`."""
-        return await self._run(lambda tokenizer: tokenizer.encode_chat(messages, **template_kwargs))
+        return await self.run(lambda tokenizer: tokenizer.encode_chat(messages, **template_kwargs))
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of `token_ids`; raise `InvalidRequestError`."""
-        return await self._run(
+        return await self.run(
             lambda tokenizer: tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         )
 
     async def token_offsets(self, token_ids: Sequence[int], text: str) -> list[int]:
         """Return the character of `text`, which `token_ids` encode, where each token begins."""
-        return await self._run(lambda tokenizer: tokenizer.token_offsets(token_ids, text))
+        return await self.run(lambda tokenizer: tokenizer.token_offsets(token_ids, text))
 
     def close(self) -> None:
         """Drop the work that has not begun; do not wait for what has."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, work: Callable[[TextCodec], Result]) -> Result:
+    async def run(self, work: Callable[[TextCodec], Result]) -> Result:
+        """Do `work` with one of the tokenizers, on a thread, and return what it returns."""
+
         def with_tokenizer() -> Result:
             # There are as many tokenizers as threads, so one is always idle.
             tokenizer = self._idle.get_nowait()

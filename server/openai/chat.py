@@ -7,6 +7,7 @@ import time
 from quart import Response
 
 from vllm_mlx.server import sse
+from vllm_mlx.server.departures import explain_departure
 from vllm_mlx.server.openai.intake import check_streaming, limits_of, read_body, row_ids
 from vllm_mlx.server.openai.prompts import chat_messages, template_options
 from vllm_mlx.server.openai.responses import AnswerHead, chat_completion
@@ -33,9 +34,8 @@ class ChatRoute:
         num_choices = body.n or 1
         self._runtime.generations.check_room(num_choices, param="n")
         context = current_context()
-        prompt = await served.tokenizers.encode_chat(
-            chat_messages(body.messages), **template_options(body)
-        )
+        messages, options = chat_messages(body.messages), template_options(body)
+        prompt = await served.tokenizers.encode_chat(messages, **options)
         limits = limits_of(self._runtime, served)
         rows = [
             generation_request(
@@ -46,6 +46,7 @@ class ChatRoute:
         spell = served.tokenizers.token_bytes if body.logprobs else None
         generation = self._runtime.generations.start(context.id, rows)
         context.closing.push_async_callback(generation.aclose)
+        explain_departure(context, generation, served.tokenizers, messages, options)
         head = AnswerHead(context.id, model, int(time.time()))
         if not body.stream:
             return json_response(chat_completion(head, await generation.collect(), spell))

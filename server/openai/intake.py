@@ -24,6 +24,8 @@ async def read_body(runtime: ServerRuntime, schema: type[BodyT]) -> BodyT:
     body = validate(schema, decode_object(raw))
     if names := unknown_fields(body):
         current_context().ignored_fields = runtime.unknown_fields.record(names)
+    if runtime.recorder is not None and isinstance(body, GenerationBody):
+        runtime.recorder.record(request.path, raw)
     return body
 
 

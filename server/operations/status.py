@@ -46,7 +46,7 @@ class StatusRoute:
                 "total_completion_tokens": totals.completion_tokens,
                 "metal": memory if device is not None and "Metal" in device else None,
                 "device": {"name": device, **(memory or {})},
-                "cache": _cache_fields(known.prefixes),
+                "cache": cache_fields(known.prefixes),
                 "requests": [_request_fields(request) for request in known.requests],
                 "engine": self._engine_fields(known, answers=stats is not None),
                 "unknown_fields": dict(runtime.unknown_fields.counts),
@@ -86,7 +86,7 @@ class StatusRoute:
         }
 
 
-def _cache_fields(stats: PrefixStats | None) -> dict[str, Any]:
+def cache_fields(stats: PrefixStats | None) -> dict[str, Any]:
     """Describe the prefix store: what it holds and what part of the prompts it has spared."""
     if stats is None:
         return {"type": "none", "entries": 0, "hit_rate": 0.0, "memory_mb": 0.0}

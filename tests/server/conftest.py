@@ -17,11 +17,12 @@ from quart.typing import TestClientProtocol
 from vllm_mlx.engine.config import EngineConfig, ModelConfig, ModelInfo
 from vllm_mlx.engine.core.outputs import ErrorInfo, FinishReason, RowOutput
 from vllm_mlx.engine.core.request import GenerationRequest
-from vllm_mlx.engine.core.stats import EngineStats
+from vllm_mlx.engine.core.stats import CacheCleared, EngineStats
 from vllm_mlx.engine.errors import EngineUnavailableError, InvalidRequestError, VllmMlxError
 from vllm_mlx.engine.host.stream import RequestStream
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
+from vllm_mlx.server.recording import RequestRecorder
 from vllm_mlx.server.runtime import ServerRuntime
 
 #: No process has it, should anything ever signal it.
@@ -165,6 +166,12 @@ class FakeEngine:
             raise EngineUnavailableError("no engine")
         return self.engine_stats
 
+    async def clear_cache(self, *, ram: bool, ssd: bool) -> CacheCleared:
+        """Say that one thing of each tier is gone."""
+        if self.state.phase != "ready":
+            raise EngineUnavailableError("no engine")
+        return CacheCleared(num_blocks=int(ram), num_runs=int(ssd))
+
     def _leave(self, request_id: str) -> None:
         self.left.append(request_id)
         self.streams[request_id].end("abort")
@@ -252,7 +259,13 @@ async def make_server() -> AsyncIterator[ServerFactory]:
     runtimes: list[ServerRuntime] = []
 
     async def make(
-        engine: FakeEngine | None = None, *, max_num_seqs: int = 4, load: bool = True, **config: Any
+        engine: FakeEngine | None = None,
+        *,
+        engine_config: EngineConfig | None = None,
+        recorder: RequestRecorder | None = None,
+        max_num_seqs: int = 4,
+        load: bool = True,
+        **config: Any,
     ) -> Served:
         engine, tokenizer = engine or FakeEngine(), FakeTokenizer()
 
@@ -262,9 +275,10 @@ async def make_server() -> AsyncIterator[ServerFactory]:
         runtime = ServerRuntime(
             ServerConfig(**config),
             ModelConfig(model="org/model"),
-            EngineConfig(max_num_seqs=max_num_seqs),
+            engine_config or EngineConfig(max_num_seqs=max_num_seqs),
             engine,
             load_tokenizer,
+            recorder,
         )
         runtimes.append(runtime)
         if load:

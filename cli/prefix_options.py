@@ -1,0 +1,39 @@
+"""The options of `serve` that say what to warm at the start, and where to record requests."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+
+from vllm_mlx.cli.options import Decorator, option, stacked
+
+prefix_options: Decorator[Any] = stacked(
+    option(
+        "--warm-prompts",
+        type=click.Path(exists=True),
+        metavar="FILE",
+        help="Compute the prefixes of these prompts (JSON, JSON Lines, or a folder of them) in "
+        "the background, once the model answers.",
+    ),
+    option(
+        "--record",
+        type=click.Path(file_okay=False),
+        metavar="DIR",
+        help="Write the requests that come, without keys, to this folder, for "
+        "'vllm-mlx warm --prompts DIR'. They hold what your users say.",
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrefixOptions:
+    """Hold the parsed options of `prefix_options`, by the names of their flags."""
+
+    warm_prompts: str | None
+    record: str | None
+
+    def prefix_fields(self) -> dict[str, Any]:
+        """Return the fields of `ServerConfig` that they become."""
+        return {"warm_prompts": self.warm_prompts, "record_dir": self.record}

@@ -1,0 +1,172 @@
+"""Prompts to be warmed: JSON, JSON Lines, folders of them, and recorded requests; no engine.
+
+A prompt is a list of messages; or the body of a request, of which only what decides the prompt is
+looked at (`messages` and `tools`, or `prompt`, and the template's options); or a recorded request,
+which keeps its body under `body`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vllm_mlx.engine.errors import InvalidRequestError, UsageError
+from vllm_mlx.server.openai.schemas import ChatCompletionBody, CompletionBody
+from vllm_mlx.server.openai.validation import validate
+
+SUFFIXES = (".json", ".jsonl")
+
+#: Fields of a body that decide the prompt; others have no effect on what is stored.
+_PROMPT_FIELDS = frozenset(
+    {
+        *("messages", "tools", "prompt", "add_special_tokens", "chat_template_kwargs"),
+        *("enable_thinking", "reasoning_effort", "add_generation_prompt"),
+        "continue_final_message",
+    }
+)
+_SYSTEM_ROLES = frozenset({"system", "developer"})
+
+#: Routes whose recorded requests can be read.
+RECORDED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+
+
+@dataclass(frozen=True)
+class WarmPrompt:
+    """Hold one prompt and say where it stands."""
+
+    where: str
+    #: As a request would have it, and the same checked.
+    fields: Mapping[str, Any]
+    body: ChatCompletionBody | CompletionBody
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass
+class WarmPrompts:
+    """Hold the prompts that could be read, and say of each other one why not."""
+
+    prompts: list[WarmPrompt] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def add(self, entry: Any, where: str, *, system_only: bool) -> None:
+        """Check one prompt and add it; with `system_only` what comes before the first question."""
+        try:
+            prompt = warm_prompt(entry, where, system_only=system_only)
+        except InvalidRequestError as error:
+            self.faults.append(f"{where}: {error.message}")
+        else:
+            if prompt is not None:
+                self.prompts.append(prompt)
+
+
+def read_prompts(path: Path, *, system_only: bool = False) -> WarmPrompts:
+    """Read a file, or all `.json` and `.jsonl` files of a folder in the order of their names.
+
+    Raises `UsageError` for what cannot be read or holds nothing; single prompts become faults.
+    """
+    found = WarmPrompts()
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
+    for file in files:
+        for entry, where in _entries(file, found.faults):
+            found.add(entry, where, system_only=system_only)
+    if not found.prompts and not found.faults and not system_only:
+        raise UsageError(f"{path} holds no prompt")
+    return found
+
+
+def warm_prompt(entry: Any, where: str, *, system_only: bool = False) -> WarmPrompt | None:
+    """Return the prompt that an entry means; None if `system_only` leaves nothing of it.
+
+    Raises `InvalidRequestError` for what no request could hold.
+    """
+    fields = _body_of(entry)
+    if system_only:
+        if not isinstance(fields.get("messages"), list):
+            return None
+        system = takewhile(_is_system, fields["messages"])
+        fields = {**fields, "messages": list(system)}
+        if not fields["messages"]:
+            return None
+    tools = _tools_of(fields)
+    checked = {name: value for name, value in fields.items() if name != "tools"}
+    if "messages" in fields:
+        body: ChatCompletionBody | CompletionBody = validate(ChatCompletionBody, checked)
+    elif "prompt" in fields:
+        body = validate(CompletionBody, checked)
+    else:
+        raise InvalidRequestError("a prompt is a list of messages, or has messages or a prompt")
+    return WarmPrompt(where, fields, body, tools)
+
+
+def _entries(file: Path, faults: list[str]) -> Iterator[tuple[Any, str]]:
+    """Yield the prompts of a file and where they stand."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}") from error
+    if file.suffix.lower() == ".jsonl":
+        for number, line in enumerate(data.split(b"\n"), start=1):
+            if line.strip():
+                where = f"{file}, line {number}"
+                try:
+                    yield _decoded(line), where
+                except ValueError as error:
+                    faults.append(f"{where}: not JSON: {error}")
+        return
+    try:
+        document = _decoded(data)
+    except ValueError as error:
+        raise UsageError(f"{file} is not JSON: {error}") from error
+    is_one = isinstance(document, dict) or _is_conversation(document)
+    entries = [document] if is_one else document
+    if not isinstance(entries, list):
+        raise UsageError(f"{file} holds no list of prompts")
+    for number, entry in enumerate(entries, start=1):
+        yield entry, f"{file}, prompt {number}"
+
+
+def _decoded(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _body_of(entry: Any) -> dict[str, Any]:
+    """Return the fields of a request that decide its prompt."""
+    if isinstance(entry, list):
+        return {"messages": entry}
+    if isinstance(entry, dict):
+        if entry.get("path", "/v1/completions") not in RECORDED_PATHS:
+            raise InvalidRequestError(f"requests to {entry['path']} cannot be warmed")
+        body = entry.get("body", entry)
+        if isinstance(body, dict):
+            return {name: value for name, value in body.items() if name in _PROMPT_FIELDS}
+    raise InvalidRequestError("a prompt is a list of messages, or an object with messages")
+
+
+def _tools_of(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    tools = fields.get("tools") or []
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise InvalidRequestError("tools must be a list of objects", param="tools")
+    return tuple(tools)
+
+
+def _is_system(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") in _SYSTEM_ROLES
+
+
+def _is_conversation(document: Any) -> bool:
+    return (
+        bool(document)
+        and isinstance(document, list)
+        and isinstance(document[0], dict)
+        and ("role" in document[0])
+    )

@@ -1,0 +1,74 @@
+"""From prompts to be warmed to tokens and engine requests, rendered as requests are; no engine."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from vllm_mlx.engine.core.outputs import pack_tokens
+from vllm_mlx.engine.core.request import GenerationRequest, SamplingParams
+from vllm_mlx.engine.text.prefix_render import is_whole_request, open_prefix
+from vllm_mlx.server.openai.prompts import chat_messages, split_prompt, template_options
+from vllm_mlx.server.openai.schemas import ChatCompletionBody, CompletionBody
+from vllm_mlx.server.warm_prompts import WarmPrompt
+
+#: Requests of clients go first.
+WARM_PRIORITY = -1
+
+
+class PromptEncoder(Protocol):
+    """Name the part of a tokenizer that prompts need."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `text`."""
+        ...
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
+    ) -> list[int]:
+        """Render a chat and return its token ids."""
+        ...
+
+
+def prefix_tokens(prompt: WarmPrompt, encoder: PromptEncoder) -> list[list[int]]:
+    """Return the token prefixes that a prompt stands for: one, or one a text of a completion's.
+
+    A chat that waits for the user gives what all ways to go on have in common, any other one its
+    whole prompt. Raises `InvalidRequestError` for what the template refuses.
+    """
+    if isinstance(prompt.body, CompletionBody):
+        special = prompt.body.add_special_tokens is not False
+        return [
+            part if isinstance(part, list) else encoder.encode(part, add_special_tokens=special)
+            for part in split_prompt(prompt.body.prompt)
+        ]
+    return [_chat_tokens(prompt.body, prompt.tools, encoder)]
+
+
+def warm_request(blocks: Sequence[int]) -> GenerationRequest:
+    """Return the request that has whole blocks of tokens computed and stored."""
+    return GenerationRequest(
+        request_id=f"warm-{uuid.uuid4().hex}",
+        # One more token, whichever: blocks do not depend on what follows, and it is not stored.
+        prompt=pack_tokens([*blocks, blocks[0]]),
+        sampling=SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True),
+        priority=WARM_PRIORITY,
+        is_warm=True,
+    )
+
+
+def whole_blocks(tokens: list[int], block_size: int) -> list[int]:
+    """Return the tokens without those of an incomplete last block, which is never stored."""
+    return tokens[: len(tokens) // block_size * block_size]
+
+
+def _chat_tokens(
+    body: ChatCompletionBody, tools: Sequence[Mapping[str, Any]], encoder: PromptEncoder
+) -> list[int]:
+    messages, options = chat_messages(body.messages), template_options(body)
+    if tools:
+        options["tools"] = tools
+    if is_whole_request(messages) or body.continue_final_message:
+        return encoder.encode_chat(messages, **options)
+    return open_prefix(messages, lambda chat: encoder.encode_chat(chat, **options))
