@@ -1,8 +1,6 @@
 """A small HTTP/1.1 client for load: stamped bytes, connections kept open, nothing hidden.
 
-httptools frames the responses, and the connections read into buffers of their own: both because
-of what an event costs otherwise. No redirects, no proxies, no compression: each would measure
-something else than the server.
+No redirects, no proxies, no compression: each would measure something else than the server.
 """
 
 from __future__ import annotations
@@ -12,41 +10,17 @@ import dataclasses
 import os
 import socket
 import ssl
-from typing import Protocol
 from urllib.parse import urlsplit
 
-import httptools
-
-from vllm_mlx.bench.measuring_loop import arrived_at
+from vllm_mlx.bench.http_connection import (
+    ClosedUnansweredError,
+    ExchangeError,
+    HttpConnection,
+    Sink,
+)
 from vllm_mlx.engine.errors import UsageError
 
 _CONNECT_TIMEOUT_S = 10.0
-_BUFFER_BYTES = 65536
-
-
-class ExchangeError(Exception):
-    """Report a request that got no whole response; `kind` is a `Failure`'s."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.message = message
-
-
-class Sink(Protocol):
-    """Take a response as it comes; times were taken before anything was parsed."""
-
-    def started(self, at: float) -> None:
-        """Note that sending begins, or begins again on a new connection."""
-        ...
-
-    def head(self, status: int, content_type: str, at: float) -> None:
-        """Take the status and the headers."""
-        ...
-
-    def body(self, block: bytes, at: float) -> None:
-        """Take more of the body."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,7 +94,7 @@ class HttpClient:
         self.address = address
         self._loop = asyncio.get_running_loop()
         self._tls = _tls_context() if address.scheme == "https" else None
-        self._idle: list[_Connection] = []
+        self._idle: list[HttpConnection] = []
         self._target: tuple[str, int] | None = None
 
     async def open(self, num_connections: int) -> None:
@@ -154,7 +128,7 @@ class HttpClient:
                 connect_s = self._loop.time() - began
             try:
                 ended_at = await connection.exchange(payload, sink)
-            except _ClosedUnansweredError:
+            except ClosedUnansweredError:
                 if is_kept:
                     continue
                 raise ExchangeError("cut", "the server closed the connection unasked") from None
@@ -167,19 +141,19 @@ class HttpClient:
                 connection.close()
             return Exchanged(ended_at, connect_s, connection.headers)
 
-    def _idle_connection(self) -> _Connection | None:
+    def _idle_connection(self) -> HttpConnection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open:
                 return connection
         return None
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> HttpConnection:
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 host, port = await self._resolve()
                 _, connection = await self._loop.create_connection(
-                    lambda: _Connection(self._loop),
+                    lambda: HttpConnection(self._loop),
                     host,
                     port,
                     ssl=self._tls,
@@ -222,125 +196,6 @@ class HttpClient:
         if request.body or request.method == "POST":
             lines.append(f"content-length: {len(request.body)}")
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + request.body
-
-
-class _ClosedUnansweredError(Exception):
-    """The connection was closed before any byte of a response."""
-
-
-class _Connection(asyncio.BufferedProtocol):
-    """Hold one connection, which answers one request at a time.
-
-    All methods but `exchange` and `close` are for asyncio and httptools to call.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._buffer = bytearray(_BUFFER_BYTES)
-        self._view = memoryview(self._buffer)
-        self._transport: asyncio.Transport | None = None
-        self._sink: Sink | None = None
-        self._done: asyncio.Future[float] | None = None
-        self._parser: httptools.HttpResponseParser | None = None
-        self._now = 0.0
-        self._has_head = False
-        self._has_bytes = False
-        self.headers: dict[str, str] = {}
-        self.is_open = False
-        self.can_be_kept = False
-
-    async def exchange(self, payload: bytes, sink: Sink) -> float:
-        """Send one request; return when the last byte of its response came."""
-        assert self._transport is not None
-        if not self.is_open:
-            raise _ClosedUnansweredError
-        self._sink, self._done = sink, self._loop.create_future()
-        self._parser = httptools.HttpResponseParser(self)
-        self._has_head = self._has_bytes = self.can_be_kept = False
-        self.headers = {}
-        self._transport.write(payload)
-        try:
-            return await self._done
-        finally:
-            self._sink = self._done = self._parser = None
-
-    def close(self) -> None:
-        """Close the connection at once."""
-        self.is_open = False
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self.is_open = True
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        del sizehint
-        return self._view
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._now = arrived_at(self._loop)
-        if self._parser is None:
-            # Bytes that nobody asked for: whatever they are, no response can be told from them.
-            self.close()
-            return
-        self._has_bytes = True
-        try:
-            self._parser.feed_data(self._view[:nbytes])
-        except httptools.HttpParserCallbackError as error:
-            # A defect of the sink's, not of the server's.
-            self._fail(error.__context__ if isinstance(error.__context__, Exception) else error)
-        except httptools.HttpParserError as error:
-            self._fail(ExchangeError("invalid", f"not an HTTP response: {error}"))
-
-    def eof_received(self) -> None:
-        self._now = arrived_at(self._loop)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_open = False
-        if not self._has_bytes:
-            self._fail(_ClosedUnansweredError())
-        elif exc is None and self._has_head and self._ends_with_connection():
-            self._complete()
-        else:
-            reason = f": {exc}" if exc is not None else ""
-            self._fail(ExchangeError("cut", f"the connection ended within the response{reason}"))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        assert self._parser is not None
-        status = self._parser.get_status_code()
-        if status >= 200 and self._sink is not None:
-            self._has_head = True
-            self._sink.head(status, self.headers.get("content-type", ""), self._now)
-
-    def on_body(self, body: bytes) -> None:
-        if self._sink is not None:
-            self._sink.body(body, self._now)
-
-    def on_message_complete(self) -> None:
-        if not self._has_head:
-            # An interim response such as 100; the real one follows.
-            self.headers = {}
-            return
-        assert self._parser is not None
-        self.can_be_kept = self.is_open and self._parser.should_keep_alive()
-        self._complete()
-
-    def _ends_with_connection(self) -> bool:
-        is_chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
-        return not is_chunked and "content-length" not in self.headers
-
-    def _complete(self) -> None:
-        if self._done is not None and not self._done.done():
-            self._done.set_result(self._now)
-
-    def _fail(self, error: Exception) -> None:
-        if self._done is not None and not self._done.done():
-            self._done.set_exception(error)
 
 
 def _reason(error: OSError) -> str:

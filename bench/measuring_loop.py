@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
+from collections.abc import Callable
 
 
 class StampedSelector(selectors.DefaultSelector):
@@ -54,6 +55,6 @@ class MeasuringLoop(asyncio.SelectorEventLoop):
         return longest
 
 
-def arrived_at(loop: asyncio.AbstractEventLoop) -> float:
-    """Return when what is being read arrived; on another kind of loop, the time now."""
-    return loop.arrived_at() if isinstance(loop, MeasuringLoop) else loop.time()
+def arrival_clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """Return what tells when the bytes being read arrived; on another kind of loop, the time."""
+    return loop.arrived_at if isinstance(loop, MeasuringLoop) else loop.time

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from vllm_mlx.bench.endpoints import Ask, Endpoint
-from vllm_mlx.bench.http_client import Exchanged, ExchangeError, HttpClient, HttpRequest, Sink
+from vllm_mlx.bench.http_client import Exchanged, HttpClient, HttpRequest
+from vllm_mlx.bench.http_connection import ExchangeError, Sink
 from vllm_mlx.bench.timeline import RequestRecord, RequestRecorder
 
 

@@ -15,7 +15,8 @@ from typing import Any
 from vllm_mlx.bench.arrivals import closed_loop, open_loop, schedule
 from vllm_mlx.bench.configuration import Configuration
 from vllm_mlx.bench.endpoints import Ask, Message
-from vllm_mlx.bench.http_client import ExchangeError, HttpRequest
+from vllm_mlx.bench.http_client import HttpRequest
+from vllm_mlx.bench.http_connection import ExchangeError
 from vllm_mlx.bench.measuring_loop import MeasuringLoop
 from vllm_mlx.bench.plan import body_fields
 from vllm_mlx.bench.prompt import Prompt

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm_mlx.bench.answer import count, error_text, mapping
-from vllm_mlx.bench.http_client import ExchangeError
+from vllm_mlx.bench.http_connection import ExchangeError
 from vllm_mlx.bench.requester import Reply, Requester
 from vllm_mlx.engine.errors import UnreachableError, UsageError
 

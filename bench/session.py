@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from vllm_mlx.bench.columns import SCHEMA_VERSION
 from vllm_mlx.bench.configuration import Configuration
 from vllm_mlx.bench.endpoints import Ask, endpoint_named
-from vllm_mlx.bench.http_client import Address, ExchangeError, HttpClient
+from vllm_mlx.bench.http_client import Address, HttpClient
+from vllm_mlx.bench.http_connection import ExchangeError
 from vllm_mlx.bench.metrics import Slo, measures
 from vllm_mlx.bench.plan import Plan, Planned
 from vllm_mlx.bench.preparation import Preparation

@@ -9,7 +9,7 @@ from vllm_mlx.bench.answer import count, mapping
 from vllm_mlx.bench.endpoint_messages import messages_fields
 from vllm_mlx.bench.endpoints import Ask
 from vllm_mlx.bench.endpoints_openai import completion_prompt
-from vllm_mlx.bench.http_client import ExchangeError
+from vllm_mlx.bench.http_connection import ExchangeError
 from vllm_mlx.bench.requester import Reply, Requester
 from vllm_mlx.bench.timeline import Place, RequestRecorder
 from vllm_mlx.engine.errors import UnreachableError

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from vllm_mlx.bench.http_client import Address, ExchangeError, HttpClient, HttpRequest
-from vllm_mlx.bench.measuring_loop import MeasuringLoop, arrived_at
+from vllm_mlx.bench.http_client import Address, HttpClient, HttpRequest
+from vllm_mlx.bench.http_connection import ExchangeError
+from vllm_mlx.bench.measuring_loop import MeasuringLoop, arrival_clock
 from vllm_mlx.engine.errors import UsageError
 
 GET = HttpRequest("GET", "/x", (("x-own", "1"),))
@@ -250,7 +251,7 @@ def test_one_turn_of_the_loop_has_one_arrival_time() -> None:
         stamps: list[float] = []
 
         def slow() -> None:
-            stamps.append(arrived_at(loop))
+            stamps.append(arrival_clock(loop)())
             until = loop.time() + 0.01
             while loop.time() < until:
                 continue

@@ -18,7 +18,7 @@ from typing import Any
 
 from support.api_answers import answer_events, whole_answer
 
-from vllm_mlx.bench.measuring_loop import MeasuringLoop, arrived_at
+from vllm_mlx.bench.measuring_loop import MeasuringLoop, arrival_clock
 
 ENDPOINTS = {
     "/v1/chat/completions": "chat",
@@ -252,6 +252,7 @@ class _Served(asyncio.Protocol):
         self._server = server
         self._log = log
         self._loop = asyncio.get_running_loop()
+        self._arrived_at = arrival_clock(self._loop)
         self._pending = b""
         self._transport: Any = None
         self._timer: asyncio.TimerHandle | None = None
@@ -264,7 +265,7 @@ class _Served(asyncio.Protocol):
             self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        received = arrived_at(self._loop)
+        received = self._arrived_at()
         self._pending += data
         head, separator, rest = self._pending.partition(b"\r\n\r\n")
         if not separator:
