@@ -35,6 +35,7 @@ test-all: test
 # Write the pages that are generated from the code.
 docs:
     uv run python -m vllm_mlx.cli.reference --write
+    uv run python -m vllm_mlx.cli.configuration_page --write
 
 # Measure one part of the engine: `just bench sampling --rows 16`; the names are in engine/benchmark.
 bench part *options:

@@ -83,10 +83,6 @@ def given_on_command_line(ctx: click.Context) -> frozenset[str]:
 
 
 def given(ctx: click.Context) -> frozenset[str]:
-    """Return the names of the parameters that the user set, environment variables included."""
-    defaults = (
-        click.core.ParameterSource.DEFAULT,
-        click.core.ParameterSource.DEFAULT_MAP,
-        None,
-    )
+    """Return the names of the parameters that the user set, variables and files included."""
+    defaults = (click.core.ParameterSource.DEFAULT, None)
     return frozenset(name for name in ctx.params if ctx.get_parameter_source(name) not in defaults)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import click
 
+from vllm_mlx.cli.config_file import config_lines, config_options
+from vllm_mlx.cli.errors import ExitCode
 from vllm_mlx.cli.model_options import model_argument
 from vllm_mlx.cli.options import RunSettings, given, verbose_option
 from vllm_mlx.cli.pending import RefusingCommand, pending_options
@@ -17,10 +20,11 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 @click.command(cls=RefusingCommand)
 @model_argument
 @serve_options
+@config_options
 @pending_options
 @verbose_option
 @click.pass_context
-def serve(ctx: click.Context, /, **values: Any) -> int:
+def serve(ctx: click.Context, /, *, print_config: bool, **values: Any) -> int:
     """Serve MODEL over the OpenAI API.
 
     MODEL is "demo" (the built-in model, and the default), a local folder, or a repository of the
@@ -32,10 +36,14 @@ def serve(ctx: click.Context, /, **values: Any) -> int:
       vllm-mlx serve
       vllm-mlx serve mlx-community/Qwen3-0.6B-8bit --port 8080
       vllm-mlx serve ./my-model --api-key secret --host 0.0.0.0
+      vllm-mlx serve --config server.toml --print-config
     """
     given_names = given(ctx)
     options = check_together(ServeOptions(**values), given_names)
     configs = build_configs(options)
+    if print_config:
+        click.echo("\n".join(config_lines(ctx, dataclasses.asdict(options))))
+        return ExitCode.DONE
     verbose = ctx.ensure_object(RunSettings).verbose
 
     from vllm_mlx.cli.announce import announce_if_local
