@@ -10,8 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from vllm_mlx.engine.parsing.json_frames import (
+    FIRST,
+    KEY_DUE,
+    NEXT,
+    NOTHING,
+    VALUE,
+    Frame,
+    is_plain,
+    plain_frame,
+)
 from vllm_mlx.engine.parsing.literals import (
     CLOSE,
     COMMA,
@@ -19,8 +28,6 @@ from vllm_mlx.engine.parsing.literals import (
     KEY,
     NUMBER,
     OPEN,
-    SCALAR,
-    STRING,
     Dialect,
     Tokens,
     escape,
@@ -45,28 +52,6 @@ _BARE_KEY_END = re.compile(r"[\s:,{}\[\]]")
 MAX_DEPTH = 500
 
 
-#: What comes next in a value: the value itself, what stands behind an opening bracket, behind a
-#: comma in an object, behind a value, nothing. Plain numbers, for the sake of speed.
-_VALUE, _FIRST, _KEY, _NEXT, _NOTHING = range(5)
-
-
-@dataclass(slots=True)
-class _Frame:
-    """One bracket that is open."""
-
-    closing: str
-    #: What is emitted for `closing`.
-    emits: str
-    is_object: bool
-    node: SchemaNode
-    #: The way out to return to once this bracket closes: what is in it is text for the outside.
-    outside: Emit | None = None
-
-
-_ANY_OBJECT = _Frame("}", "}", is_object=True, node=ANYTHING)
-_ANY_ARRAY = _Frame("]", "]", is_object=False, node=ANYTHING)
-
-
 class ValueScanner:
     """Read values from `reader` and emit them as JSON.
 
@@ -78,8 +63,8 @@ class ValueScanner:
         self._reader = reader
         self._emit = emit
         self._dialect = dialect
-        self._frames: list[_Frame] = []
-        self._due = _VALUE
+        self._frames: list[Frame] = []
+        self._due = VALUE
         #: The schema of the value that is due.
         self._node = ANYTHING
         self._quotes = dialect.quotes
@@ -88,17 +73,17 @@ class ValueScanner:
 
     def value(self, node: SchemaNode = ANYTHING) -> Steps[None]:
         """Read one value with the white space before it; raises `MismatchError` if it is none."""
-        self._due, self._node = _VALUE, node
-        while self._due is not _NOTHING:
+        self._due, self._node = VALUE, node
+        while self._due is not NOTHING:
             if self._dialect.tokens is not None:
                 self._pass_tokens(self._dialect.tokens)
-            if self._due is _VALUE:
+            if self._due is VALUE:
                 yield from self._begin(self._node)
-            elif self._due is _FIRST:
+            elif self._due is FIRST:
                 yield from self._first(self._frames[-1])
-            elif self._due is _KEY:
+            elif self._due is KEY_DUE:
                 yield from self._key(self._frames[-1].node)
-            elif self._due is _NEXT:
+            elif self._due is NEXT:
                 yield from self._next(self._frames[-1])
 
     def string(self) -> Steps[str]:
@@ -113,7 +98,7 @@ class ValueScanner:
         opening = yield from self._reader.accept(*self._quotes)
         if opening is None:
             raise MismatchError
-        yield from self._string(opening, emit, may_skip=False)
+        yield from self._string(opening, emit)
 
     def _pass_tokens(self, tokens: Tokens) -> None:
         """Emit what is at hand and can stay as it is, token by token or more at once.
@@ -123,36 +108,36 @@ class ValueScanner:
         frames = self._frames
         due, node, text, start = self._due, self._node, self._reader.text, self._reader.pos
         pos = start
-        while due != _NOTHING:
-            if due == _VALUE and node is ANYTHING and frames and not frames[-1].is_object:
+        while due != NOTHING:
+            if due == VALUE and node is ANYTHING and frames and not frames[-1].is_object:
                 pos = tokens.elements.match(text, pos).end()  # type: ignore[union-attr]
-            elif due == _KEY and frames[-1].node is ANYTHING:
+            elif due == KEY_DUE and frames[-1].node is ANYTHING:
                 pos = tokens.members.match(text, pos).end()  # type: ignore[union-attr]
             found = tokens.one.match(text, pos)
             if found is None:
                 break
             kind = found.lastindex
-            if kind == CLOSE and (due == _NEXT or due == _FIRST):
+            if kind == CLOSE and (due in (NEXT, FIRST)):
                 if not self._may_pop(found.group(CLOSE)):
                     break
                 frames.pop()
-                due = _NEXT if frames else _NOTHING
-            elif kind == COMMA and due == _NEXT:
+                due = NEXT if frames else NOTHING
+            elif kind == COMMA and due == NEXT:
                 frame = frames[-1]
-                due = _KEY if frame.is_object else _VALUE
-                node = frame.node.item() if due == _VALUE else node
-            elif kind == KEY and (due == _KEY or due == _FIRST) and frames[-1].is_object:
+                due = KEY_DUE if frame.is_object else VALUE
+                node = frame.node.item() if due == VALUE else node
+            elif kind == KEY and (due in (KEY_DUE, FIRST)) and frames[-1].is_object:
                 node = frames[-1].node.child(unescape(found.group(KEY)[1:-1]))
-                due = _VALUE
-            elif due == _VALUE or (due == _FIRST and not frames[-1].is_object):
-                wanted = node if due == _VALUE else frames[-1].node.item()
-                if not _is_plain(kind, wanted.types) or len(frames) >= MAX_DEPTH:
+                due = VALUE
+            elif due == VALUE or (due == FIRST and not frames[-1].is_object):
+                wanted = node if due == VALUE else frames[-1].node.item()
+                if not is_plain(kind, wanted.types) or len(frames) >= MAX_DEPTH:
                     break
                 if kind == OPEN:
-                    frames.append(_plain_frame(found.group(OPEN), wanted))
-                    due = _FIRST
+                    frames.append(plain_frame(found.group(OPEN), wanted))
+                    due = FIRST
                 else:
-                    due = _NEXT if frames else _NOTHING
+                    due = NEXT if frames else NOTHING
             else:
                 break
             pos = found.end()
@@ -166,7 +151,7 @@ class ValueScanner:
         return frame.closing == char == frame.emits and frame.outside is None
 
     def _behind_value(self) -> None:
-        self._due = _NEXT if self._frames else _NOTHING
+        self._due = NEXT if self._frames else NOTHING
 
     def _begin(self, node: SchemaNode) -> Steps[None]:
         """Read a scalar, a string or an opening bracket."""
@@ -187,15 +172,15 @@ class ValueScanner:
             raise MismatchError
         is_object = char == "{"
         outside = None
-        if not _is_plain(OPEN, node.types):
+        if not is_plain(OPEN, node.types):
             outside, node = self._emit, ANYTHING
             outside('"')
             self._emit = _escaping(outside)
         emits = "}" if is_object else "]"
-        self._frames.append(_Frame(self._dialect.brackets[char], emits, is_object, node, outside))
+        self._frames.append(Frame(self._dialect.brackets[char], emits, is_object, node, outside))
         self._emit("{" if is_object else "[")
         self._reader.pos += 1
-        self._due = _FIRST
+        self._due = FIRST
 
     def _close(self) -> None:
         frame = self._frames.pop()
@@ -206,7 +191,7 @@ class ValueScanner:
             self._emit('"')
         self._behind_value()
 
-    def _first(self, frame: _Frame) -> Steps[None]:
+    def _first(self, frame: Frame) -> Steps[None]:
         """Go on behind an opening bracket."""
         char = yield from self._visible()
         if char == frame.closing:
@@ -214,9 +199,9 @@ class ValueScanner:
         elif frame.is_object:
             yield from self._key(frame.node)
         else:
-            self._due, self._node = _VALUE, frame.node.item()
+            self._due, self._node = VALUE, frame.node.item()
 
-    def _next(self, frame: _Frame) -> Steps[None]:
+    def _next(self, frame: Frame) -> Steps[None]:
         """Go on behind a value."""
         reader = self._reader
         char = yield from self._visible()
@@ -231,7 +216,7 @@ class ValueScanner:
             reader.pos += 1
             return
         self._pass_on(size)
-        self._due = _KEY if frame.is_object else _VALUE
+        self._due = KEY_DUE if frame.is_object else VALUE
         self._node = frame.node if frame.is_object else frame.node.item()
 
     def _key(self, node: SchemaNode) -> Steps[None]:
@@ -258,7 +243,7 @@ class ValueScanner:
         if (yield from self._visible()) != ":":
             raise MismatchError
         self._pass_on(1)
-        self._due, self._node = _VALUE, node.child(key)
+        self._due, self._node = VALUE, node.child(key)
 
     def _string_value(self, opening: str, node: SchemaNode) -> Steps[None]:
         types = node.types
@@ -302,11 +287,8 @@ class ValueScanner:
         yield from self._string(opening, parts.append)
         return "".join(parts)
 
-    def _string(self, opening: str, emit: Emit, *, may_skip: bool = True) -> Steps[None]:
-        """Read what follows the opening quote up to the closing one, as JSON text.
-
-        An `emit` that may raise must not be called past the steps that wait for it (`may_skip`).
-        """
+    def _string(self, opening: str, emit: Emit) -> Steps[None]:
+        """Read what follows the opening quote up to the closing one, as JSON text."""
         reader = self._reader
         if opening == self._dialect.raw_quote:
             yield from raw_string(reader, emit, opening)
@@ -318,7 +300,7 @@ class ValueScanner:
             if found is not None and found.end() > reader.pos:
                 emit(found.group())
                 reader.pos = found.end()
-            if reader.pos == len(reader.text) and may_skip and reader.mark is None:
+            if reader.pos == len(reader.text) and reader.mark is None:
                 reader.quiet, reader.sink = run.fullmatch, emit
             char = yield from reader.peek()
             if char == opening:
@@ -352,24 +334,6 @@ class ValueScanner:
         reader = self._reader
         self._emit(reader.text[reader.pos : reader.pos + size])
         reader.pos += size
-
-
-def _plain_frame(char: str, node: SchemaNode) -> _Frame:
-    if node is ANYTHING:
-        return _ANY_OBJECT if char == "{" else _ANY_ARRAY
-    closing = "}" if char == "{" else "]"
-    return _Frame(closing, closing, char == "{", node)
-
-
-def _is_plain(kind: int | None, types: frozenset[str] | None) -> bool:
-    """Say whether a token that begins a value may stay as it is where `types` are allowed."""
-    if types is None:
-        return kind in (STRING, SCALAR, OPEN)
-    if kind == STRING:
-        return "string" in types
-    if kind == SCALAR:
-        return bool(types - {"string", "null"})
-    return kind == OPEN and ("string" not in types or bool(types & {"object", "array"}))
 
 
 def _escaping(emit: Emit) -> Emit:

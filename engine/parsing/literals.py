@@ -74,6 +74,8 @@ _ESCAPES = r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
 
 #: JSON, and what models write in its place: Python's single quotes and words.
 JSON = Dialect(tokens=Tokens(rf'"{_PLAIN}(?:{_ESCAPES}{_PLAIN})*+"'))
+#: The same, read by steps alone, so that a fault is found at the same character at every cut.
+STEPWISE_JSON = Dialect()
 PYTHON = Dialect(
     brackets={"{": "}", "[": "]", "(": ")"},
     has_python_escapes=True,

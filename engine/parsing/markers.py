@@ -74,7 +74,8 @@ def _beginning(first: str, markers: tuple[str, ...]) -> str:
     rests = [marker[1:] for marker in markers if marker[0] == first]
     short = [a for a in rests if any(a != b and b.startswith(a) for b in rests)]
     whole = _alternatives(rest for rest in rests if rest not in short)
-    partial = "|".join(_prefixes(rest) for rest in rests if rest) or "(?!)"
+    prefixes = [_prefixes(rest) for rest in rests if rest]
+    partial = "|".join(prefixes) if prefixes else "(?!)"
     shorter = f"|({_alternatives(short)})" if short else ""
     return f"{re.escape(first)}(?:({whole})|(?:{partial})\\Z{shorter})"
 

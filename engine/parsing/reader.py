@@ -74,9 +74,15 @@ class Reader:
     def space(self) -> Steps[None]:
         """Skip white space; the end of the text is no fault."""
         while True:
-            found = _SPACE.match(self.text, self.pos)
-            self.pos = self.pos if found is None else found.end()
-            if self.pos < len(self.text) or self.closed:
+            text, pos = self.text, self.pos
+            if pos < len(text):
+                if text[pos] not in WHITE_SPACE:
+                    return
+                found = _SPACE.match(text, pos)
+                self.pos = pos if found is None else found.end()
+                if self.pos < len(text):
+                    return
+            if self.closed:
                 return
             yield
 

@@ -38,8 +38,11 @@ class Scan:
         self.is_candidate = False
         self._put = put
         self._new_id: Callable[[], str] = str
+        self._ids: set[str] = set()
         self._num_calls = 0
         self._has_released = False
+        #: Whether the text before the cursor was given back as content.
+        self.is_behind_text = False
         self._node = ANYTHING
 
     def begin(self, trigger: str, new_id: Callable[[], str]) -> None:
@@ -47,7 +50,7 @@ class Scan:
         self.trigger = trigger
         self._new_id = new_id
         self._num_calls = self.outbox.num_calls
-        self._has_released = False
+        self._has_released = self.is_behind_text = False
         self.is_candidate = True
 
     @property
@@ -65,21 +68,22 @@ class Scan:
         """Return the schema of the open call's arguments."""
         return self._node
 
-    def candidate(self, *, back: int = 0) -> None:
-        """Mark the cursor, less `back` characters, as the possible beginning of a further call.
+    def candidate(self) -> None:
+        """Mark the cursor as the possible beginning of a further call.
 
-        The first call of a block begins with the block.
+        The first call of a block begins with the block, and one behind text that was given back
+        with the end of that.
         """
         self.is_candidate = True
-        if self.is_settled:
-            self.reader.mark = self.reader.pos - back
+        if self.is_settled and not self.is_behind_text:
+            self.reader.mark = self.reader.pos
 
     def release(self) -> None:
         """Give everything from the mark to the cursor back as plain text."""
         assert self.reader.mark is not None, "nothing is marked"
         self._put(self.reader.mark, self.reader.pos)
         self.reader.mark = self.reader.pos
-        self._has_released = True
+        self._has_released = self.is_behind_text = True
 
     def name(self, stop: re.Pattern[str]) -> Steps[str]:
         """Read the name of a known tool up to the first character that `stop` matches.
@@ -144,11 +148,17 @@ class Scan:
         self._has_released = True
 
     def start(self, name: str, call_id: str | None = None) -> None:
-        """Open a call to `name`, which is known. Nothing is given back from here on."""
+        """Open a call to `name`, which is known; nothing is given back from here on.
+
+        An id of the model's own is kept unless another call has it already.
+        """
         self.reader.mark = None
-        self.is_candidate = False
+        self.is_candidate = self.is_behind_text = False
         self._node = self.tools.schema(name)
-        self.outbox.start(name, call_id or self._new_id())
+        if not call_id or call_id in self._ids:
+            call_id = self._new_id()
+        self._ids.add(call_id)
+        self.outbox.start(name, call_id)
 
     def emit(self, text: str) -> None:
         """Write JSON text of the open call's arguments."""

@@ -194,6 +194,8 @@ class StreamParser:
                 continue
             is_over = self._mode is Mode.REASONING and tool_format.ends_reasoning
             self._begin_run(Mode.CONTENT if is_over else self._mode, stray)
+            if scan.is_behind_text:
+                self._lead = _Lead.TEXT
             return True
         reader.pos = reader.mark + (0 if formats is self._by_anchor else size)
         if formats is self._by_anchor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from vllm_mlx.engine.parsing.inner_value import InnerValue
 from vllm_mlx.engine.parsing.json_value import ValueScanner, text_to_json
 from vllm_mlx.engine.parsing.literals import escape
 from vllm_mlx.engine.parsing.markers import marker_set
-from vllm_mlx.engine.parsing.reader import WHITE_SPACE, MismatchError, Reader, Steps
+from vllm_mlx.engine.parsing.reader import WHITE_SPACE, Reader, Steps
 from vllm_mlx.engine.parsing.schema import SchemaNode
 
 Emit = Callable[[str], None]
@@ -47,41 +48,17 @@ def read_value(
         while (yield from reader.peek()) in WHITE_SPACE:
             reader.pos += 1
         if (yield from reader.peek()) in "{[":
-            yield from _structure(reader, emit, node, end)
+            inner = InnerValue(emit, lambda inner: ValueScanner(inner, emit).value(node))
+            yield from _text(reader, inner.add, end)
+            inner.finish()
             return
     parts: list[str] = []
     yield from _text(reader, parts.append, end)
     emit(text_to_json("".join(parts), types))
 
 
-def _structure(reader: Reader, emit: Emit, node: SchemaNode, end: ValueEnd) -> Steps[None]:
-    """Read an object or an array as it comes."""
-    inner = Reader()
-    steps: Generator[None, None, None] = _whole_value(inner, emit, node)
-    next(steps)
-
-    def push(text: str) -> None:
-        inner.append(text)
-        next(steps, None)
-
-    yield from _text(reader, push, end, may_skip=False)
-    inner.closed = True
-    next(steps, None)
-
-
-def _whole_value(inner: Reader, emit: Emit, node: SchemaNode) -> Steps[None]:
-    yield
-    yield from ValueScanner(inner, emit).value(node)
-    yield from inner.space()
-    if inner.pos < len(inner.text):
-        raise MismatchError
-
-
-def _text(reader: Reader, emit: Emit, end: ValueEnd, *, may_skip: bool = True) -> Steps[None]:
-    """Hand on the text before the end of the value and use up the closer.
-
-    An `emit` that may raise must not be called past the steps that wait for it (`may_skip`).
-    """
+def _text(reader: Reader, emit: Emit, end: ValueEnd) -> Steps[None]:
+    """Hand on the text before the end of the value and use up the closer."""
     markers = marker_set(*end.closers)
 
     def quiet(text: str) -> bool:
@@ -93,7 +70,7 @@ def _text(reader: Reader, emit: Emit, end: ValueEnd, *, may_skip: bool = True) -
             emit(reader.text[reader.pos : index])
             reader.pos = index
         if closer is None:
-            if may_skip and reader.mark is None and reader.pos == len(reader.text):
+            if reader.mark is None and reader.pos == len(reader.text):
                 reader.quiet, reader.sink = quiet, emit
             yield from reader.more()
         elif (yield from _is_end(reader, len(closer), end.followers)):
