@@ -241,7 +241,7 @@ class Engine:
         for sequence in self._scheduler.sequences():
             if sequence.finish is None:
                 self._fail(sequence, error)
-            self._scheduler.remove(sequence)
+            self._scheduler.remove(sequence, is_sound=False)
         self._release_memory()
 
     def _report(self) -> tuple[RowOutput, ...]:

@@ -25,7 +25,7 @@ def check_request(sequence: Sequence, info: ModelInfo, vocab_size: int) -> None:
         raise InvalidRequestError(
             f"token id {wrong} is outside the vocabulary of {vocab_size} tokens", param="prompt"
         )
-    check_prompt_length(num_tokens, info)
+    check_prompt_length(num_tokens, info, param="prompt")
     _check_sampling(sequence.sampling, vocab_size)
 
 
@@ -51,8 +51,8 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
             )
 
 
-def check_prompt_length(num_tokens: int, info: ModelInfo) -> None:
-    """Raise if a prompt of `num_tokens` leaves no room for a single new token.
+def check_prompt_length(num_tokens: int, info: ModelInfo, *, param: str) -> None:
+    """Raise if a prompt of `num_tokens` leaves no room for a single new token; `param` names it.
 
     ContextLengthExceededError where the model's context is the limit, RequestTooLargeError where
     the KV budget is.
@@ -62,12 +62,12 @@ def check_prompt_length(num_tokens: int, info: ModelInfo) -> None:
             f"This model's maximum context length is {info.max_model_len} tokens. However, the "
             f"prompt has {num_tokens} tokens and leaves no room for a completion. Please shorten "
             "the prompt.",
-            param="messages",
+            param=param,
         )
     if num_tokens >= info.kv_max_tokens:
         raise RequestTooLargeError(
             f"The prompt has {num_tokens} tokens, but the KV budget of "
             f"{info.kv_budget_bytes / 2**20:,.0f} MiB holds at most {info.kv_max_tokens} tokens of "
             "one request. Shorten the prompt, or start the server with a larger --kv-memory-mb.",
-            param="messages",
+            param=param,
         )

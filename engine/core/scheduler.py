@@ -104,14 +104,18 @@ class Scheduler:
         sequence.turn = self._next_turn(sequence.request)
         insort(self._waiting, sequence, key=_order)
 
-    def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out and free its row; one that is not here is ignored."""
+    def remove(self, sequence: Sequence, *, is_sound: bool = True) -> None:
+        """Take a sequence out and free its row; one that is not here is ignored.
+
+        Its KV is stored for others, unless it failed or the device is not `is_sound`.
+        """
         queue = self._queue_of(sequence)
         if sequence not in queue:
             return
         queue.remove(sequence)
         if sequence.status is not SequenceStatus.WAITING:
-            if sequence.finish is None or sequence.finish.reason != "error":
+            has_failed = sequence.finish is not None and sequence.finish.reason == "error"
+            if is_sound and not has_failed:
                 self._prefixes.save(sequence)
             self._kv.remove(sequence.id)
         self._prefixes.forget(sequence)
@@ -145,8 +149,11 @@ class Scheduler:
     def _join(self) -> None:
         """Move prefilled rows into the batch, oldest first, as far as bytes allow."""
         for sequence in list(self._prefilling):
-            if sequence.num_computed < sequence.prefill_target:
+            # One further back may have been preempted for one before it in this very loop.
+            is_here = sequence.status is SequenceStatus.PREFILLING
+            if not is_here or sequence.num_computed < sequence.prefill_target:
                 continue
+            self._prefixes.save(sequence)
             while not self._kv.can_join(sequence.id, sequence.num_tokens):
                 victim = self._last_started()
                 if _order(victim) <= _order(sequence):
@@ -154,7 +161,6 @@ class Scheduler:
                 self._preempt(victim)
             if not self._kv.can_join(sequence.id, sequence.num_tokens):
                 break
-            self._prefixes.save(sequence)
             self._kv.join(sequence.id, sequence.num_tokens)
             self._prefilling.remove(sequence)
             sequence.status = SequenceStatus.RUNNING

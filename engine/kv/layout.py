@@ -88,6 +88,10 @@ class Evictable(Protocol):
         """Give back until at most `num_bytes` are held; return the bytes freed."""
         ...
 
+    def release_held(self) -> bool:
+        """Let what is held for waiting rows be given back too; return whether anything was."""
+        ...
+
 
 class KVLayout(KVSpace, Protocol):
     """Hold the KV (and other state) of all rows on the device."""

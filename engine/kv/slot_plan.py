@@ -129,14 +129,19 @@ class SlotPlan:
         """Return what a row of its own group would cost."""
         return self._cost.row_bytes(self.capacity_for(num_tokens))
 
+    def can_add(self, num_bytes: int, *, reserved_bytes: int = 0) -> bool:
+        """Say whether bytes beside the groups fit, such as a prefilling row's own caches.
+
+        Holes in the groups do not help: those bytes are allocated.
+        """
+        return self.allocated_bytes + reserved_bytes + num_bytes <= self._budget
+
     def can_place(self, num_tokens: int, *, reserved_bytes: int = 0) -> bool:
         """Say whether a new row fits; the very first always does."""
         if not self._places and not reserved_bytes:
             return True
-        return (
-            self.allocated_bytes + reserved_bytes + self._choose(num_tokens).extra_bytes
-            <= self._budget
-        )
+        choice = self._choose(num_tokens, reserved=reserved_bytes)
+        return self.can_add(choice.extra_bytes, reserved_bytes=reserved_bytes)
 
     def can_grow(self, row_id: str, num_tokens: int, *, reserved_bytes: int = 0) -> bool:
         """Say whether the row fits where it is or elsewhere; the only row always does."""
@@ -147,22 +152,25 @@ class SlotPlan:
         freed = 0
         if group.num_live == 1:
             freed = len(group.rows) * self._cost.row_bytes(group.capacity)
-        needed = self._choose(num_tokens, leaving=group_id).extra_bytes
-        return self.allocated_bytes - freed + reserved_bytes + needed <= self._budget
+        choice = self._choose(num_tokens, leaving=group_id, reserved=reserved_bytes)
+        return self.can_add(choice.extra_bytes - freed, reserved_bytes=reserved_bytes)
 
-    def place(self, row_id: str, num_tokens: int) -> list[PlanOp]:
-        """Give a new row its place; mutates the plan, returns what to do to the arrays."""
+    def place(self, row_id: str, num_tokens: int, *, reserved_bytes: int = 0) -> list[PlanOp]:
+        """Give a new row its place; mutates the plan, returns what to do to the arrays.
+
+        `reserved_bytes` are those that the question before was asked with.
+        """
         ops: list[PlanOp] = []
-        self._settle(row_id, self._choose(num_tokens), ops)
+        self._settle(row_id, self._choose(num_tokens, reserved=reserved_bytes), ops)
         return ops
 
-    def grow(self, row_id: str, num_tokens: int) -> list[PlanOp]:
+    def grow(self, row_id: str, num_tokens: int, *, reserved_bytes: int = 0) -> list[PlanOp]:
         """Move the row to where `num_tokens` fit; nothing to do if they fit already."""
         group_id, index = self._places[row_id]
         group = self.groups[group_id]
         if num_tokens <= group.capacity:
             return []
-        choice = self._choose(num_tokens, leaving=group_id)
+        choice = self._choose(num_tokens, leaving=group_id, reserved=reserved_bytes)
         ops: list[PlanOp] = []
         if choice.group == group_id:
             self._resize(group_id, choice.capacity, list(range(len(group.rows))), ops)
@@ -204,20 +212,22 @@ class SlotPlan:
         assert all(group.num_live for group in self.groups.values()), "an empty group is held"
         assert len(self.groups) <= self._max_groups, "too many groups"
 
-    def _choose(self, num_tokens: int, *, leaving: int | None = None) -> Placement:
+    def _choose(
+        self, num_tokens: int, *, leaving: int | None = None, reserved: int = 0
+    ) -> Placement:
         """Find the cheapest right place: a group of like capacity, a new one, or the largest."""
         capacity = self.capacity_for(num_tokens)
         by_capacity = sorted(self.groups.items(), key=lambda item: item[1].capacity)
         holding = [(g, group) for g, group in by_capacity if group.capacity >= num_tokens]
         if holding and holding[0][1].capacity <= MAX_SLACK * capacity:
-            return self._in_group(*holding[0])
+            return self._in_group(*holding[0], reserved)
         num_groups = len(self.groups)
         if leaving is not None and self.groups[leaving].num_live == 1:
             num_groups -= 1
         if num_groups < self._max_groups:
             return Placement(None, capacity, 1, self._cost.row_bytes(capacity))
         if holding:
-            return self._in_group(*holding[0])
+            return self._in_group(*holding[0], reserved)
         group_id, group = by_capacity[-1]
         num_rows = len(group.rows)
         if leaving != group_id and None not in group.rows:
@@ -226,11 +236,12 @@ class SlotPlan:
         held = len(group.rows) * self._cost.row_bytes(group.capacity)
         return Placement(group_id, capacity, num_rows, grown - held)
 
-    def _in_group(self, group_id: int, group: Group) -> Placement:
+    def _in_group(self, group_id: int, group: Group, reserved: int) -> Placement:
         if None in group.rows:
             return Placement(group_id, group.capacity, len(group.rows), 0)
         row_bytes = self._cost.row_bytes(group.capacity)
-        spare = (self._budget - self.allocated_bytes) // row_bytes if row_bytes else 1 << 30
+        free = self._budget - self.allocated_bytes - reserved
+        spare = free // row_bytes if row_bytes else 1 << 30
         added = row_bucket(len(group.rows) + 1) - len(group.rows)
         added = max(1, min(added, spare))
         return Placement(group_id, group.capacity, len(group.rows) + added, added * row_bytes)

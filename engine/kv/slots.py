@@ -68,15 +68,24 @@ class SlotLayout:
     def _reserved_bytes(self) -> int:
         return sum(self._reserved.values())
 
+    @property
+    def _shared_bytes(self) -> int:
+        return self._shared.num_bytes if self._shared is not None else 0
+
     def share_budget(self, evictable: Evictable) -> None:
         """Count what `evictable` holds in the budget, and take it back when rows need it."""
         self._shared = evictable
 
     def can_start(self, num_tokens: int) -> bool:
-        """Say whether a new row fits, making room for it if that is what it takes."""
+        """Say whether a new row's own caches fit, making room if that is what it takes.
+
+        A row that would be the only one always may: nothing that it waits for could end.
+        """
+        cost = self._plan.row_bytes(num_tokens)
         reserved = self._reserved_bytes
         return self._fits(
-            lambda shared: self._plan.can_place(num_tokens, reserved_bytes=reserved + shared)
+            lambda shared: self._plan.can_add(cost, reserved_bytes=reserved + shared),
+            is_alone=not self._plan and not reserved,
         )
 
     def start(self, row_id: str, num_tokens: int) -> None:
@@ -96,14 +105,16 @@ class SlotLayout:
         """Say whether the prefilled row fits into the batch."""
         others = self._reserved_bytes - self._reserved[row_id]
         return self._fits(
-            lambda shared: self._plan.can_place(num_tokens, reserved_bytes=others + shared)
+            lambda shared: self._plan.can_place(num_tokens, reserved_bytes=others + shared),
+            is_alone=not self._plan and not others,
         )
 
     def join(self, row_id: str, num_tokens: int) -> None:
         """Adopt the prefilled row, layer by layer, freeing its private caches as it goes."""
         caches = self._private.pop(row_id)
         del self._reserved[row_id]
-        self._carry_out(self._plan.place(row_id, num_tokens))
+        beside = self._reserved_bytes + self._shared_bytes
+        self._carry_out(self._plan.place(row_id, num_tokens, reserved_bytes=beside))
         group, index = self._plan.place_of(row_id)
         for number, layer in enumerate(self._layers):
             layer.adopt(group, index, caches[number], num_tokens - 1)
@@ -114,12 +125,16 @@ class SlotLayout:
         """Say whether the row can hold `num_tokens`, moving it if it must."""
         reserved = self._reserved_bytes
         return self._fits(
-            lambda shared: self._plan.can_grow(row_id, num_tokens, reserved_bytes=reserved + shared)
+            lambda shared: self._plan.can_grow(
+                row_id, num_tokens, reserved_bytes=reserved + shared
+            ),
+            is_alone=len(self._plan) == 1 and not reserved,
         )
 
     def grow(self, row_id: str, num_tokens: int) -> None:
         """Make sure that the row has room for `num_tokens`."""
-        self._carry_out(self._plan.grow(row_id, num_tokens))
+        beside = self._reserved_bytes + self._shared_bytes
+        self._carry_out(self._plan.grow(row_id, num_tokens, reserved_bytes=beside))
 
     def extract(self, row_id: str, num_tokens: int) -> list[Any]:
         """Return stock caches that view a row of the batch; valid in the drained window only."""
@@ -181,16 +196,20 @@ class SlotLayout:
         assert self._private.keys() == self._reserved.keys(), "private rows and reservations differ"
         assert not any(row in self._plan for row in self._private), "a row is in two places"
 
-    def _fits(self, test: Callable[[int], bool]) -> bool:
-        """Try as it is, then with holes closed, then with ever less of what is evictable."""
-        shared = self._shared
-        if test(shared.num_bytes if shared else 0):
+    def _fits(self, test: Callable[[int], bool], *, is_alone: bool) -> bool:
+        """Try as it is, then with holes closed, then with ever less of what is evictable.
+
+        The last resort is what is held for rows that wait: they can find it again or compute it.
+        """
+        if test(self._shared_bytes):
             return True
-        ops = self._plan.tidy(wholly=True)
-        self._carry_out(ops)
-        while not test(shared.num_bytes if shared else 0):
-            if shared is None or not shared.evict_to(shared.num_bytes * 7 // 8):
-                return False
+        self._carry_out(self._plan.tidy(wholly=True))
+        while not test(self._shared_bytes):
+            shared = self._shared
+            if shared is None or not (
+                shared.evict_to(shared.num_bytes * 7 // 8) or shared.release_held()
+            ):
+                return is_alone
         return True
 
     def _carry_out(self, ops: Sequence[PlanOp]) -> None:

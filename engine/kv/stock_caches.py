@@ -52,14 +52,18 @@ def split_rows(
 ) -> None:
     """Hand each row its part of what a forward of merged rows left, without its padding."""
     columns = zip(*(flatten_caches(row) for row in rows), strict=True)
+    parts: list[tuple[Any, mx.array, mx.array, int, int]] = []
     for source, leaves in zip(flatten_caches(merged), columns, strict=True):
         held = _num_held(source)
         for index, (leaf, pad) in enumerate(zip(leaves, padding, strict=True)):
-            leaf.keys = source.keys[index : index + 1, :, : held - pad]
-            leaf.values = source.values[index : index + 1, :, : held - pad]
-            leaf.offset = source.offset - pad
-            if isinstance(leaf, RotatingKVCache):
-                leaf._idx = held - pad
+            keys = source.keys[index : index + 1, :, : held - pad]
+            values = source.values[index : index + 1, :, : held - pad]
+            parts.append((leaf, keys, values, source.offset - pad, held - pad))
+    # Only now, when nothing can fail any more: a row in half its new state would be wrong.
+    for leaf, keys, values, offset, width in parts:
+        leaf.keys, leaf.values, leaf.offset = keys, values, offset
+        if isinstance(leaf, RotatingKVCache):
+            leaf._idx = width
 
 
 def _num_held(leaf: Any) -> int:

@@ -194,9 +194,11 @@ class PrefixStore:
 
     def save(self, sequence: TokenSequence) -> None:
         """Store the row's complete blocks from wherever it is."""
+        row = self._row(sequence)
+        row.pending.clear()
+        row.is_awaited = False
         if sequence.num_computed < self.block_size:
             return
-        row = self._row(sequence)
         if sequence.status is SequenceStatus.PREFILLING:
             caches = self._layout.private_caches(sequence.id)
         else:
@@ -204,8 +206,6 @@ class PrefixStore:
             if self._codec.window is not None:
                 self._capture_windows(sequence, row, caches)
         self._insert(sequence, row, caches)
-        row.pending.clear()
-        row.is_awaited = False
 
     def discard(self, sequence: TokenSequence) -> None:
         """Drop the row's blocks from RAM, where they were stored when it joined the batch."""
@@ -252,6 +252,14 @@ class PrefixStore:
         if self._spill is not None:
             self.flush(_CLOSE_FLUSH_S)
             self._spill.close(_CLOSE_WRITE_S)
+
+    def release_held(self) -> bool:
+        """Let go of blocks held for waiting rows; return whether there were any."""
+        held = [row for row in self._rows.values() if row.held]
+        for row in held:
+            self._tree.release(row.held)
+            row.held = []
+        return bool(held)
 
     def evict_to(self, num_bytes: int) -> int:
         """Evict until at most `num_bytes` are held; return the bytes freed."""

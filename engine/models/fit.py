@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vllm_mlx.engine.config import EngineConfig
 from vllm_mlx.engine.errors import InsufficientMemoryError
+from vllm_mlx.engine.kv.slot_plan import MIN_CAPACITY
 from vllm_mlx.engine.memory import (
     MIN_KV_TOKENS,
     MemoryLimits,
@@ -87,10 +88,12 @@ def fit_lines(summary: CheckpointSummary, budget_bytes: int, max_num_seqs: int) 
     if summary.state_bytes_per_row:
         per_token += f" and {format_bytes(summary.state_bytes_per_row)} a row"
     full_rows = min(max_num_seqs, rows_that_fit(summary, budget_bytes, summary.context_length))
-    each = context_that_fits(summary, budget_bytes, max_num_seqs)
+    # No row is smaller than the smallest group's capacity.
+    num_rows = min(max_num_seqs, rows_that_fit(summary, budget_bytes, MIN_CAPACITY))
     fits = f"fits     {_rows(full_rows)} at the full context of {summary.context_length:,} tokens"
-    if full_rows < max_num_seqs:
-        fits += f", or {_rows(max_num_seqs)} of {each:,} each"
+    if full_rows < num_rows:
+        each = context_that_fits(summary, budget_bytes, num_rows)
+        fits += f", or {_rows(num_rows)} of {each:,} each"
     return [weights, f"KV       {per_token}, budget {format_bytes(budget_bytes)}", fits]
 
 

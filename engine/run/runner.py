@@ -146,8 +146,8 @@ class Runner:
             for chunk, pad in zip(chunks, padding, strict=True)
         ]
         self._model(mx.array(tokens, dtype=mx.int32), cache=fresh)
-        split_rows(fresh, rows, padding)
         mx.async_eval(cache_arrays(fresh))
+        split_rows(fresh, rows, padding)
         for chunk in chunks:
             chunk.sequence.num_computed = chunk.stop
         return True
