@@ -185,3 +185,25 @@ def test_blocks_come_back_bit_for_bit(dtype: mx.Dtype) -> None:
     for before, after in zip(block.arrays(), back.arrays(), strict=True):
         assert after.dtype == dtype
         assert mx.array_equal(before.view(mx.uint8), after.view(mx.uint8)).item()
+
+
+def test_a_conversation_that_outgrew_the_budget_beside_its_prefix_still_runs(
+    servers: Servers,
+) -> None:
+    """The restored prefix and the row together are over the budget: nobody waits for ever."""
+    row_bytes = make_engine()._layout.row_cost.row_bytes(1024)
+    budget = {"kv_budget_bytes": int(1.2 * row_bytes), "max_model_len": 1024}
+    prompt = random_prompt(900, 13)
+    first = servers.start(**budget)
+    ask(first, "cold", prompt[:500])
+    ask(first, "hot", prompt[:500])
+    servers.stop(first)
+    second = servers.start(**budget)
+    second.add("long", prompt, max_tokens=4)
+    second.add("other", random_prompt(5, 14), max_tokens=4)
+    second.run(max_steps=2000)
+    for name, tokens in (("long", prompt), ("other", random_prompt(5, 14))):
+        final = second.results[name].final
+        assert final is not None
+        assert final.finish_reason == "length"
+        assert differences("full", tokens, second.results[name].tokens)[0] == []
