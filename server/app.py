@@ -19,6 +19,7 @@ from vllm_mlx.server.openai.chat import ChatRoute
 from vllm_mlx.server.openai.completions import CompletionRoute
 from vllm_mlx.server.openai.models import ModelRoutes
 from vllm_mlx.server.openai.tokenization import TokenizationRoutes
+from vllm_mlx.server.openapi import OpenApiRoute
 from vllm_mlx.server.operations.cache import CacheRoutes
 from vllm_mlx.server.operations.cancel import CancelRoute
 from vllm_mlx.server.operations.health import HealthRoutes
@@ -77,6 +78,7 @@ def _add_routes(app: Quart, runtime: ServerRuntime) -> None:
         ("POST", "/v1/cache/warm", cache.warm),
         ("POST", "/tokenize", tokenization.tokenize),
         ("POST", "/detokenize", tokenization.detokenize),
+        ("GET", "/openapi.json", OpenApiRoute().show),
     ]
     for method, path, view in table:
         app.add_url_rule(path, f"{method} {path}".replace(".", "_"), view, methods=[method])

@@ -1,0 +1,189 @@
+"""`GET /openapi.json`: the routes and their bodies, read off the route table and the schemas."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+from quart import Quart, Response, current_app
+
+from vllm_mlx.server.auth import PUBLIC_PATHS
+from vllm_mlx.server.openai.fields import POLICIES, FieldPolicy, FieldUse
+from vllm_mlx.server.openai.schemas import (
+    Body,
+    ChatCompletionBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
+from vllm_mlx.server.replies import json_response
+
+#: What the routes that take a JSON body take.
+BODIES: Mapping[str, type[Body]] = {
+    "/v1/chat/completions": ChatCompletionBody,
+    "/v1/completions": CompletionBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+
+#: Bodies that have no schema of their own.
+_OTHER_BODIES: Mapping[str, dict[str, Any]] = {
+    "/v1/cache/warm": {
+        "type": "object",
+        "properties": {
+            "prompts": {"type": "array", "minItems": 1, "description": "texts or chats"},
+            "model": {"type": ["string", "null"]},
+        },
+        "required": ["prompts"],
+    }
+}
+
+#: Parameters in the query.
+_QUERIES: Mapping[tuple[str, str], list[dict[str, Any]]] = {
+    ("DELETE", "/v1/cache"): [
+        {
+            "name": "tier",
+            "in": "query",
+            "schema": {"type": "array", "items": {"enum": ["ram", "ssd"]}},
+            "explode": True,
+        }
+    ]
+}
+
+_STREAMS = frozenset({"/v1/chat/completions", "/v1/completions"})
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+
+_REF = "#/components/schemas/"
+
+
+@dataclass(frozen=True)
+class Route:
+    """Hold one route: its path as OpenAPI writes it, and what its view says of itself."""
+
+    method: str
+    path: str
+    summary: str
+
+
+class OpenApiRoute:
+    """Describe the application that it is a route of."""
+
+    async def show(self) -> Response:
+        """Describe every route as OpenAPI does."""
+        return json_response(document(routes_of(current_app)))
+
+
+def routes_of(app: Quart) -> list[Route]:
+    """Return the routes of an application, in the order of their paths."""
+    found = []
+    for rule in app.url_map.iter_rules():
+        path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
+        view = app.view_functions[rule.endpoint]
+        summary = (view.__doc__ or "").strip().partition("\n")[0]
+        methods = (rule.methods or set()) - {"HEAD", "OPTIONS"}
+        found += [Route(method, path, summary) for method in methods]
+    return sorted(found, key=lambda route: (route.path, route.method))
+
+
+def document(routes: Iterable[Route]) -> dict[str, Any]:
+    """Return the OpenAPI document of `routes`."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "vllm-mlx", "version": version("vllm-mlx")},
+        "paths": paths,
+        "components": {
+            "schemas": {**body_schemas(), "Error": _ERROR},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    if route.path in _STREAMS:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    error = {"application/json": {"schema": {"$ref": f"{_REF}Error"}}}
+    unavailable = error if route.path != "/ready" else content
+    operation: dict[str, Any] = {
+        "summary": route.summary,
+        "responses": {
+            "200": {"description": "The answer.", "content": content},
+            "4XX": {"description": "The request is at fault.", "content": error},
+            "503": {"description": "The model does not answer now.", "content": unavailable},
+            "5XX": {"description": "The server is at fault.", "content": error},
+        },
+    }
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"\{(\w+)\}", route.path)
+    ]
+    parameters += _QUERIES.get((route.method, route.path), [])
+    if parameters:
+        operation["parameters"] = parameters
+    schema = _body_schema(route)
+    if schema is not None:
+        content = {"application/json": {"schema": schema}}
+        operation["requestBody"] = {"required": True, "content": content}
+    if route.path not in PUBLIC_PATHS:
+        # Where the server was started with keys; {} is for one without.
+        operation["security"] = [{"bearer": []}, {"apiKey": []}, {}]
+    return operation
+
+
+def _body_schema(route: Route) -> dict[str, Any] | None:
+    if route.method != "POST":
+        return None
+    if route.path in BODIES:
+        return {"$ref": f"{_REF}{BODIES[route.path].__name__}"}
+    return _OTHER_BODIES.get(route.path)
+
+
+@cache
+def body_schemas() -> dict[str, Any]:
+    """Return the JSON schemas of all bodies, with what the field policy refuses taken out."""
+    _, collected = models_json_schema(
+        [(body, "validation") for body in BODIES.values()], ref_template=_REF + "{model}"
+    )
+    schemas: dict[str, Any] = collected["$defs"]
+    by_name = {body.__name__: policies for body, policies in POLICIES.items()}
+    for name, schema in schemas.items():
+        for field, policy in by_name[name].items():
+            _apply_policy(schema["properties"][field], policy)
+    return schemas
+
+
+def _apply_policy(schema: dict[str, Any], policy: FieldPolicy) -> None:
+    """Say in a field's schema what becomes of it: of a refused one only what asks for nothing."""
+    schema.pop("title", None)
+    schema["x-use"] = policy.use.value
+    if policy.use is not FieldUse.REFUSED or policy.same_as is not None:
+        return
+    schema.pop("anyOf", None)
+    schema["enum"] = [None, *policy.no_ops]
