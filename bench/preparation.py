@@ -11,7 +11,7 @@ from vllm_mlx.bench.exact_length import PromptBuilder, shared_text
 from vllm_mlx.bench.plan import Planned
 from vllm_mlx.bench.prompt import Prompt, cycled, user_prompt
 from vllm_mlx.bench.requester import Requester
-from vllm_mlx.bench.token_counting import TokenCounter, find_counter
+from vllm_mlx.bench.token_counting import CountedPrompt, TokenCounter, find_counter
 from vllm_mlx.bench.vocabulary import (
     MEASURED_FIRST_WORDS,
     THROWAWAY_FIRST_WORDS,
@@ -46,6 +46,7 @@ class Preparation:
         self._throwaway = beginnings(THROWAWAY_FIRST_WORDS, unseen_rng())
         self._counter: TokenCounter | None = None
         self._shared: dict[int, str] = {}
+        self._known: CountedPrompt | None = None
 
     @property
     def tokens_source(self) -> str | None:
@@ -55,6 +56,10 @@ class Preparation:
     def throwaway(self) -> Prompt:
         """Return a short prompt that nothing measured begins like."""
         return user_prompt("probe", next(self._throwaway))
+
+    def learn(self, prompt: Prompt, num_tokens: int | None) -> None:
+        """Take what `usage` said of a throw-away prompt: counters are held to it."""
+        self._known = CountedPrompt(prompt.messages, num_tokens)
 
     def warmup(self, prompts: Sequence[Prompt], num: int) -> list[Prompt]:
         """Return prompts like those that are measured, but with throw-away beginnings."""
@@ -81,8 +86,9 @@ class Preparation:
 
     async def _find_counter(self) -> TokenCounter:
         if self._counter is None:
+            known = self._known or CountedPrompt(self.throwaway().messages, None)
             self._counter = await find_counter(
-                self._requester, self._model, self._throwaway, self._extra
+                self._requester, self._model, self._throwaway, self._extra, known
             )
         return self._counter
 

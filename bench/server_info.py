@@ -155,13 +155,13 @@ async def _info(requester: Requester, reply: Reply) -> ServerInfo:
     return ServerInfo(
         models=tuple(models),
         server=_word(owner) or _word(reply.headers.get("server")),
-        version=await _version(requester, reply),
+        version=await _version(requester),
         device=_word(mapping(status.get("device")).get("name")),
     )
 
 
-async def _version(requester: Requester, reply: Reply) -> str | None:
-    """Return the server's version as vLLM and Ollama tell it, else what its head says."""
+async def _version(requester: Requester) -> str | None:
+    """Return the server's version as vLLM and Ollama tell it."""
     for path in ("/version", "/api/version"):
         try:
             answer = await requester.get(path)
@@ -169,7 +169,7 @@ async def _version(requester: Requester, reply: Reply) -> str | None:
             break
         if answer.status == 200 and (found := _word(mapping(answer.json()).get("version"))):
             return found
-    return _word(reply.headers.get("server"))
+    return None
 
 
 def _growth(before: ServerSnapshot, after: ServerSnapshot, *path: str) -> int | None:

@@ -179,9 +179,10 @@ class Session:
         self, requester: Requester, preparation: Preparation, model: str, *, is_held: bool
     ) -> RequestRecord:
         loop = asyncio.get_running_loop()
+        prompt = preparation.throwaway()
         ask = Ask(
             model=model,
-            messages=preparation.throwaway().messages,
+            messages=prompt.messages,
             max_tokens=_PROBE_TOKENS,
             is_streamed=self._settings.stream,
             temperature=self._settings.temperature,
@@ -195,7 +196,9 @@ class Session:
             is_streamed=self._settings.stream,
             max_tokens=_PROBE_TOKENS,
         )
-        return await requester.send(requester.encode(ask), recorder)
+        record = await requester.send(requester.encode(ask), recorder)
+        preparation.learn(prompt, record.answer.prompt_tokens)
+        return record
 
     async def _repetition(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -30,24 +31,38 @@ class TokenCounter(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
+class CountedPrompt:
+    """Hold a prompt that was thrown away, and what `usage` said of it; None where it is silent."""
+
+    messages: Sequence[Message]
+    num_tokens: int | None
+
+
 async def find_counter(
-    requester: Requester, model: str, throwaway_beginnings: Iterator[str], extra: Mapping[str, Any]
+    requester: Requester,
+    model: str,
+    throwaway_beginnings: Iterator[str],
+    extra: Mapping[str, Any],
+    known: CountedPrompt,
 ) -> TokenCounter:
-    """Return the best counter that this server offers; raises `UnreachableError` if there is none.
+    """Return the best counter of this server.
 
     Its `/tokenize`, else its `count_tokens`, else the `usage` of requests that are thrown away.
+    One of the former that does not agree with what `usage` said of `known` is passed over: some
+    leave out the template.
     """
-    probe = [{"role": "user", "content": "one two three"}]
     counters: tuple[TokenCounter, ...] = (
         TokenizeCounter(requester, model),
         MessagesCounter(requester, model),
     )
     for counter in counters:
         try:
-            if await counter.count(probe, "one") > 0:
-                return counter
+            found = await counter.count(known.messages, "")
         except UnreachableError:
             continue
+        if known.num_tokens in (None, found):
+            return counter
     return UsageCounter(requester, model, throwaway_beginnings, extra)
 
 

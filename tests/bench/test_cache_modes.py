@@ -178,6 +178,20 @@ def test_lengths_are_exact_whoever_counts(
     assert {row["prompt_tokens_source"] for row in results.rows} == {expected}
 
 
+@pytest.mark.parametrize("counts_by", ["tokenize", "count_tokens"])
+def test_a_counter_that_is_wrong_is_passed_over(run_bench: RunBench, counts_by: str) -> None:
+    """A server that counts its prompts otherwise than its usage says is calibrated by usage."""
+    (row,) = run_bench(
+        Script(counts_by=counts_by, miscounts_by=TEMPLATE_TOKENS),
+        prompt_tokens=(60,),
+        concurrencies=(1,),
+        num_requests=4,
+        repetitions=1,
+    ).rows
+    assert row["prompt_tokens_source"] == "usage"
+    assert (row["prompt_tokens_min"], row["prompt_tokens_max"]) == (60, 60)
+
+
 def test_output_is_held_where_the_server_can(run_bench: RunBench) -> None:
     """A server that takes ignore_eos gives exactly the tokens, and the row says how."""
     (row,) = run_bench(

@@ -49,6 +49,8 @@ class Script:
     can_hold: bool = True
     refuses_hold: bool = False
     counts_by: str = "tokenize"
+    #: Tokens that its counting leaves out.
+    miscounts_by: int = 0
     models: tuple[str, ...] = ("scripted",)
     takes_any_model: bool = False
     api_key: str | None = None
@@ -126,10 +128,11 @@ class ServerScript:
         return _json(404, {"error": {"message": f"no such route: {path}"}})
 
     def _count(self, path: str, body: dict[str, Any]) -> Scripted:
+        count = len(prompt_words(body)) + TEMPLATE_TOKENS - self.script.miscounts_by
         if path == "/tokenize" and self.script.counts_by == "tokenize":
-            return _json(200, {"count": len(prompt_words(body)) + TEMPLATE_TOKENS})
+            return _json(200, {"count": count})
         if path == "/v1/messages/count_tokens" and self.script.counts_by == "count_tokens":
-            return _json(200, {"input_tokens": len(prompt_words(body)) + TEMPLATE_TOKENS})
+            return _json(200, {"input_tokens": count})
         return _json(404, {"error": {"message": f"no such route: {path}"}})
 
     def _generate(self, endpoint: str, body: dict[str, Any]) -> Scripted:
