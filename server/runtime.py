@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from vllm_mlx.engine.config import EngineConfig, ModelConfig
 from vllm_mlx.server.admission import not_ready_error
@@ -17,6 +19,8 @@ from vllm_mlx.server.served_model import ModelNames, ServedModel
 from vllm_mlx.server.tokenizer_pool import TextCodec, TokenizerPool
 from vllm_mlx.server.unknown_fields import UnknownFields
 from vllm_mlx.server.warmer import PrefixWarmer
+
+Result = TypeVar("Result")
 
 #: Loads the tokenizer of a model folder; (folder, trust_remote_code).
 LoadTokenizer = Callable[[Path, bool], TextCodec]
@@ -59,6 +63,8 @@ class ServerRuntime:
         self._model = model
         self._load_tokenizer = load_tokenizer
         self._served: ServedModel | None = None
+        # One thread: however many large bodies come at once, the event loop shares with one.
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="bodies")
 
     @property
     def is_ready(self) -> bool:
@@ -87,8 +93,13 @@ class ServerRuntime:
         self._served = ServedModel(info, pool, created=int(time.time()))
         return self._served
 
+    async def run_aside(self, work: Callable[[], Result]) -> Result:
+        """Do `work`, which is pure and too long for the event loop, on the thread for that."""
+        return await asyncio.get_running_loop().run_in_executor(self._aside, work)
+
     def close(self) -> None:
-        """Let go of the tokenizer threads, and write what is still to be recorded."""
+        """Let go of the threads, and write what is still to be recorded."""
+        self._aside.shutdown(wait=False, cancel_futures=True)
         if self._served is not None:
             self._served.tokenizers.close()
         if self.recorder is not None:

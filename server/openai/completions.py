@@ -13,7 +13,7 @@ from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.server import sse
 from vllm_mlx.server.openai.intake import check_streaming, limits_of, read_body, row_ids
 from vllm_mlx.server.openai.logprobs import CompletionPieces, Echo
-from vllm_mlx.server.openai.prompts import Prompt, split_prompt
+from vllm_mlx.server.openai.prompts import Prompt, num_prompts, split_prompt
 from vllm_mlx.server.openai.responses import AnswerHead, text_completion
 from vllm_mlx.server.openai.schemas import CompletionBody
 from vllm_mlx.server.openai.streams import completion_events, ended_properly
@@ -83,8 +83,8 @@ class CompletionRoute:
             offsets = await tokenizers.token_offsets(tokens, text) if wants_offsets else []
             return _Prompt(tokens, Echo(text, tokens, offsets))
 
-        given = split_prompt(body.prompt)
-        self._runtime.generations.check_room(len(given) * (body.n or 1))
+        self._runtime.generations.check_room(num_prompts(body.prompt) * (body.n or 1))
+        given = await self._runtime.run_aside(lambda: split_prompt(body.prompt, served.info))
         return await asyncio.gather(*map(prepared, given))
 
     @staticmethod

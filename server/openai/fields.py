@@ -22,6 +22,9 @@ from vllm_mlx.server.openai.schemas import (
     ToolCall,
 )
 
+#: How many unknown fields of one body are named; more tell nobody anything.
+MAX_UNKNOWN_NAMES = 100
+
 
 class FieldUse(enum.Enum):
     """Say what happens to a field that a client sends."""
@@ -153,11 +156,16 @@ def check_fields(body: Body) -> None:
 
 
 def unknown_fields(body: Body) -> list[str]:
-    """Return the fields that no schema knows, at any depth, as `messages[].name`; each once."""
+    """Return the fields that no schema knows, at any depth, as `messages[].name`; each once.
+
+    Of very many, the first are returned.
+    """
     found: dict[str, None] = {}
     for path, part in _walk(body, indices=False):
         for name in part.model_extra or ():
             found[f"{path}.{name}" if path else name] = None
+            if len(found) >= MAX_UNKNOWN_NAMES:
+                return list(found)
     return list(found)
 
 
@@ -169,11 +177,11 @@ def _walk(body: Body, path: str = "", *, indices: bool = True) -> Iterator[tuple
         inner = f"{path}.{name}" if path else name
         if isinstance(value, Body):
             yield from _walk(value, inner, indices=indices)
-        elif isinstance(value, list):
+        elif isinstance(value, list) and value and isinstance(value[0], Body):
+            # Of a typed list, all are; a million token ids need not be asked one by one.
             for index, item in enumerate(value):
-                if isinstance(item, Body):
-                    place = f"{inner}[{index if indices else ''}]"
-                    yield from _walk(item, place, indices=indices)
+                place = f"{inner}[{index if indices else ''}]"
+                yield from _walk(item, place, indices=indices)
 
 
 def _listed(values: tuple[Any, ...]) -> str:

@@ -7,10 +7,11 @@ from typing import TypeVar
 from quart import request
 
 from vllm_mlx.engine.errors import InvalidRequestError
+from vllm_mlx.server.openai.body_limits import LARGE_BODY_BYTES
 from vllm_mlx.server.openai.fields import unknown_fields
 from vllm_mlx.server.openai.schemas import Body, GenerationBody
 from vllm_mlx.server.openai.translate import Limits
-from vllm_mlx.server.openai.validation import decode_object, validate
+from vllm_mlx.server.openai.validation import BYTE_ORDER_MARK, decode_object, validate
 from vllm_mlx.server.request_context import current_context
 from vllm_mlx.server.runtime import ServerRuntime
 from vllm_mlx.server.served_model import ServedModel
@@ -19,14 +20,27 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 
 async def read_body(runtime: ServerRuntime, schema: type[BodyT]) -> BodyT:
-    """Read and check the body of the request at hand; raise `InvalidRequestError`."""
+    """Read and check the body of the request at hand; raise `InvalidRequestError`.
+
+    A large one is checked on a thread, where it delays no stream.
+    """
     raw = await request.get_data(cache=False, as_text=False, parse_form_data=False)
-    body = validate(schema, decode_object(raw))
-    if names := unknown_fields(body):
+    raw = raw.removeprefix(BYTE_ORDER_MARK)
+    if len(raw) <= LARGE_BODY_BYTES:
+        body, names = _checked(schema, raw)
+    else:
+        body, names = await runtime.run_aside(lambda: _checked(schema, raw))
+    if names:
         current_context().ignored_fields = runtime.unknown_fields.record(names)
     if runtime.recorder is not None and isinstance(body, GenerationBody):
         runtime.recorder.record(request.path, raw)
     return body
+
+
+def _checked(schema: type[BodyT], raw: bytes) -> tuple[BodyT, list[str]]:
+    """Return the body and the names of its unknown fields; pure, for any thread."""
+    body = validate(schema, decode_object(raw))
+    return body, unknown_fields(body)
 
 
 def check_streaming(body: GenerationBody) -> bool:

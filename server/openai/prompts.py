@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from vllm_mlx.engine.config import ModelInfo
+from vllm_mlx.engine.core.request_check import check_prompt_length
 from vllm_mlx.engine.errors import InvalidRequestError
 from vllm_mlx.server.openai.schemas import (
     MAX_TOKEN_ID,
@@ -39,11 +41,20 @@ _FIELDS_OF_THEIR_OWN = frozenset(
 Prompt = str | list[int]
 
 
-def split_prompt(prompt: Any) -> list[Prompt]:
+def num_prompts(prompt: Any) -> int:
+    """Return how many prompts a completion's `prompt` would be, whether or not they are any."""
+    is_list_of_prompts = isinstance(prompt, list) and bool(prompt) and type(prompt[0]) is not int
+    return len(prompt) if is_list_of_prompts else 1
+
+
+def split_prompt(prompt: Any, info: ModelInfo | None = None) -> list[Prompt]:
     """Return the prompts in a completion's `prompt`: a text, tokens, or a list of either.
 
-    Raises `InvalidRequestError` for an empty prompt, an empty list and mixed kinds.
+    Raises `InvalidRequestError` for an empty prompt, an empty list and mixed kinds. Of more tokens
+    than the model of `info` takes none is looked at: raises what `check_prompt_length` does.
     """
+    if info is not None:
+        _check_lengths(prompt, info)
     if isinstance(prompt, str):
         prompts: list[Prompt] = [prompt]
     elif not isinstance(prompt, list) or not prompt:
@@ -57,6 +68,16 @@ def split_prompt(prompt: Any) -> list[Prompt]:
             f"must hold strings, token ids (0 to {MAX_TOKEN_ID}) or token lists, all of one kind"
         )
     return prompts
+
+
+def _check_lengths(prompt: Any, info: ModelInfo) -> None:
+    if not isinstance(prompt, list) or not prompt:
+        return
+    lists = [prompt] if type(prompt[0]) is int else prompt
+    for index, tokens in enumerate(lists):
+        if isinstance(tokens, list):
+            param = "prompt" if len(lists) == 1 else f"prompt[{index}]"
+            check_prompt_length(len(tokens), info, param=param)
 
 
 def chat_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

@@ -16,6 +16,9 @@ MAX_TOKEN_ID = 2**31 - 1
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
+#: Checked to the first fault: a long list of wrong ones is as cheap to refuse as a short one.
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+
 #: Most choices of one prompt, and most alternatives of one token: OpenAI's own limits.
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
@@ -50,7 +53,7 @@ class GenerationBody(Body):
     max_tokens: int | None = Field(None, ge=1)
     min_tokens: int | None = Field(None, ge=0)
     stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -132,7 +135,7 @@ class ChatMessage(Body):
     """Hold one message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -148,7 +151,7 @@ class ChatMessage(Body):
 class ChatCompletionBody(GenerationBody):
     """Hold the body of `POST /v1/chat/completions`."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
@@ -193,7 +196,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = Field(None, min_length=1)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -209,4 +212,4 @@ class DetokenizeBody(Body):
     """Hold the body of `POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds

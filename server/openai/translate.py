@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from vllm_mlx.engine.config import ModelInfo
 from vllm_mlx.engine.core.outputs import pack_tokens
 from vllm_mlx.engine.core.request import GenerationRequest, SamplingParams
-from vllm_mlx.engine.errors import ContextLengthExceededError, InvalidRequestError
+from vllm_mlx.engine.core.request_check import check_prompt_length
+from vllm_mlx.engine.errors import InvalidRequestError
 from vllm_mlx.server.config import FALLBACK_TEMPERATURE, FALLBACK_TOP_P, ServerConfig
 from vllm_mlx.server.openai.schemas import ChatCompletionBody, CompletionBody, GenerationBody
 
@@ -31,7 +32,7 @@ _MAX_ID_DIGITS = 10
 class Limits:
     """Hold what the server and the model allow, and the defaults where a request says nothing."""
 
-    max_model_len: int
+    info: ModelInfo
     default_max_tokens: int
     max_request_tokens: int
     stream_interval: int
@@ -49,7 +50,7 @@ class Limits:
         """Combine flags, the model's own defaults and the fallbacks, in this order."""
         own = info.generation_defaults
         return cls(
-            max_model_len=info.max_model_len,
+            info=info,
             default_max_tokens=config.default_max_tokens,
             max_request_tokens=config.max_request_tokens,
             stream_interval=config.stream_interval,
@@ -80,7 +81,7 @@ def generation_request(
 ) -> GenerationRequest:
     """Resolve the request for one choice of one prompt, from the field `prompt_param`.
 
-    Raises `ContextLengthExceededError` for a prompt that leaves no room for one token, and
+    Raises what `check_prompt_length` does for a prompt that leaves no room for one token, and
     `InvalidRequestError` for values outside the server's limits.
     """
     _check_prompt(prompt, prompt_param, limits)
@@ -115,12 +116,7 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
 def _check_prompt(prompt: list[int], param: str, limits: Limits) -> None:
     if not prompt:
         raise InvalidRequestError(f"{param} is empty: it has no tokens", param=param)
-    if len(prompt) >= limits.max_model_len:
-        raise ContextLengthExceededError(
-            f"This model's maximum context length is {limits.max_model_len} tokens, and {param} "
-            f"alone has {len(prompt)}, which leaves no room for an answer; shorten it",
-            param=param,
-        )
+    check_prompt_length(len(prompt), limits.info, param=param)
     if max(prompt) >= limits.vocab_size:
         raise InvalidRequestError(
             f"{param} has the token {max(prompt)}, but the vocabulary ends at "
@@ -145,7 +141,7 @@ def logprobs_of(body: GenerationBody) -> int | None:
 
 
 def _sampling(body: GenerationBody, prompt_len: int, limits: Limits, choice: int) -> SamplingParams:
-    max_tokens = min(_requested_tokens(body, limits), limits.max_model_len - prompt_len)
+    max_tokens = min(_requested_tokens(body, limits), limits.info.max_model_len - prompt_len)
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidRequestError(

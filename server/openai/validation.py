@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -9,12 +10,19 @@ import msgspec
 from pydantic import ValidationError
 
 from vllm_mlx.engine.errors import InvalidRequestError
+from vllm_mlx.server.openai.body_limits import check_counts, check_marks
 from vllm_mlx.server.openai.fields import check_fields
 from vllm_mlx.server.openai.schemas import Body
 
 BodyT = TypeVar("BodyT", bound=Body)
 
 _decoder = msgspec.json.Decoder()
+
+#: Some writers begin UTF-8 with it; JSON lets readers pass over it.
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+#: A `\u` escape of half a character; which halves belong together is the decoder's to say.
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def decode_object(raw: bytes) -> dict[str, Any]:
@@ -24,17 +32,21 @@ def decode_object(raw: bytes) -> dict[str, Any]:
     """
     if not raw.strip():
         raise InvalidRequestError("the request body is empty; a JSON object is expected")
+    check_marks(raw)
     try:
         decoded = _decoder.decode(raw)
     except RecursionError:
         raise InvalidRequestError("the request body is nested too deeply") from None
     except msgspec.MsgspecError as error:
-        raise InvalidRequestError(f"the request body is not valid JSON: {error}") from None
+        raise InvalidRequestError(
+            f"the request body is not valid JSON: {error}{_surrogate_hint(raw)}"
+        ) from None
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"the request body is not valid UTF-8: {error}") from None
     if not isinstance(decoded, dict):
         kind = "an array" if isinstance(decoded, list) else "a single value"
         raise InvalidRequestError(f"the request body must be a JSON object, not {kind}")
+    check_counts(decoded)
     return decoded
 
 
@@ -51,6 +63,16 @@ def validate(schema: type[BodyT], fields: dict[str, Any]) -> BodyT:
         raise InvalidRequestError("the request body is nested too deeply") from None
     check_fields(body)
     return body
+
+
+def _surrogate_hint(raw: bytes) -> str:
+    """Say what the decoder's words for half a character mean; nothing where there is none."""
+    if _SURROGATE_ESCAPE.search(raw) is None:
+        return ""
+    return (
+        " (it has a \\u escape between \\ud800 and \\udfff, which is half a character: check that "
+        "each one is followed by its other half)"
+    )
 
 
 def _first_fault(error: ValidationError) -> InvalidRequestError:
