@@ -36,7 +36,11 @@ class RequestLifecycle:
         self._clock = clock
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Serve one connection scope."""
+        """Serve one connection scope; there is nothing here for those that are not HTTP."""
+        if scope["type"] == "websocket":
+            # Before it is accepted, the handshake is answered with 403.
+            await send({"type": "websocket.close"})
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

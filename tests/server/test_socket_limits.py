@@ -153,3 +153,21 @@ async def test_neither_keys_nor_prompts_reach_the_log(
     assert lines.count("/v1/completions") == 8
     assert "rate_limit_exceeded" in lines
     assert "5150" not in lines
+
+
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/health", b"/nothing"])
+async def test_a_websocket_is_refused_in_words_of_http(
+    make_server: ServerFactory, tmp_path: Path, caplog: pytest.LogCaptureFixture, path: bytes
+) -> None:
+    """The handshake ends with 403, without a traceback, and the server goes on."""
+    server = await make_server(load=False, api_keys=("secret",))
+    head = (
+        b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    async with listening(server, tmp_path) as url:
+        answer = await exchange(url, head % path)
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        async with httpx.AsyncClient(base_url=url) as client:
+            assert (await client.get("/health")).status_code == 200
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
