@@ -186,3 +186,32 @@ async def test_an_engine_that_closes_slowly_is_waited_for(
     async with running(close_s=0.5) as supervisor:
         await supervisor.stop(0)
     assert "closed" in caplog.text
+
+
+async def test_a_step_that_nobody_waits_for_does_not_hold_up_the_stop(
+    running: Running, make_request: MakeRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the only client has left, a stop ends the process in the middle of a long step."""
+    async with running(step_s=30.0) as supervisor:
+        stream = supervisor.generate(make_request())
+        await asyncio.sleep(0.1)
+        await stream.aclose()
+        pid = supervisor.state.pid
+        started = time.monotonic()
+        await supervisor.stop(10.0)
+        assert time.monotonic() - started < 2.5
+        assert pid is not None
+        assert not psutil.pid_exists(pid)
+    assert "closed" not in caplog.text
+
+
+async def test_a_short_step_is_waited_for_so_that_the_engine_can_close(
+    running: Running, make_request: MakeRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine that gets to the end of its step soon closes in order, as long as that takes."""
+    async with running(step_s=0.2, close_s=1.5) as supervisor:
+        stream = supervisor.generate(make_request())
+        await anext(stream)
+        await stream.aclose()
+        await supervisor.stop(10.0)
+    assert "closed" in caplog.text
