@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -19,6 +21,9 @@ access_logger = logging.getLogger("vllm_mlx.access")
 
 #: Probes ask every few seconds; their lines would bury the others.
 _QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+
+#: How long an answer that needs no body waits for the end of the body.
+_LATE_BODY_S = 0.1
 
 #: What the log calls a client that left before its answer was complete.
 CLIENT_CLOSED_REQUEST = 499
@@ -46,7 +51,8 @@ class RequestLifecycle:
             return
         context = RequestContext(new_request_id(scope["path"]))
         scope[SCOPE_KEY] = context
-        exchange = _Exchange(context, receive, send)
+        is_http1 = scope.get("http_version", "1.1").startswith("1")
+        exchange = _Exchange(context, receive, send, is_http1=is_http1)
         started = self._clock()
         try:
             async with context.closing:
@@ -58,8 +64,12 @@ class RequestLifecycle:
 class _Exchange:
     """Watch one request's messages: mark the response, and see who ended it."""
 
-    def __init__(self, context: RequestContext, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, context: RequestContext, receive: Receive, send: Send, *, is_http1: bool
+    ) -> None:
         self._context = context
+        self._is_http1 = is_http1
+        self._body_ended = asyncio.Event()
         self._receive = receive
         self._send = send
         self._status: int | None = None
@@ -70,6 +80,8 @@ class _Exchange:
         message = await self._receive()
         if message["type"] == "http.disconnect" and not self._is_complete:
             self._has_client_left = True
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            self._body_ended.set()
         return message
 
     async def send(self, message: Message) -> None:
@@ -79,10 +91,23 @@ class _Exchange:
             if self._context.ignored_fields:
                 names = ", ".join(self._context.ignored_fields)
                 headers.append((b"x-ignored-fields", names.encode("ascii")))
+            if self._is_http1 and not await self._is_body_read():
+                headers.append((b"connection", b"close"))
             message = {**message, "headers": headers}
         elif message["type"] == "http.response.body" and not message.get("more_body", False):
             self._is_complete = True
         await self._send(message)
+
+    async def _is_body_read(self) -> bool:
+        """Say whether all of the request's body is here, after waiting for it a moment.
+
+        Who is refused early may still be sending. The connection cannot be used again then, and
+        is closed: a client that is not told sends its next request into it, and loses that.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LATE_BODY_S):
+                await self._body_ended.wait()
+        return self._body_ended.is_set()
 
     def outcome(self) -> int:
         """Return the status to log."""

@@ -171,3 +171,19 @@ async def test_a_websocket_is_refused_in_words_of_http(
         async with httpx.AsyncClient(base_url=url) as client:
             assert (await client.get("/health")).status_code == 200
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_an_answer_before_the_body_does_not_spoil_the_next_request(
+    make_server: ServerFactory, tmp_path: Path
+) -> None:
+    """A body a little late keeps the connection; one that does not come is told of its close."""
+    server = await make_server(load=False, api_keys=("secret",))
+    async with listening(server, tmp_path) as url:
+        head = HEAD + b"Content-Length: 2\r\n\r\n"
+        last = HEAD + b"Content-Length: 2\r\nConnection: close\r\n\r\n"
+        answer = await exchange(url, head, b"{}", last + b"{}", pause_s=0.03)
+        assert answer.count(b"HTTP/1.1 401 ") == 2
+        assert answer.lower().count(b"connection: close") == 1
+        answer = await exchange(url, head, pause_s=0.3)
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        assert b"connection: close" in answer.lower()
