@@ -75,7 +75,10 @@ _HOW = (
     Column("seed", "int", "--seed"),
     Column("warmup", "int", "--warmup"),
     _text("prompt_tokens_source", "how lengths were counted: tokenize, count_tokens, usage"),
-    _text("output_control", "ignore_eos where the server held the length, else none"),
+    _text(
+        "output_control",
+        "ignore_eos where the server takes that field, else none; see output_reached",
+    ),
 )
 
 _COUNTS = (

@@ -53,6 +53,9 @@ async def wait_for_server(
         try:
             reply = await requester.get("/v1/models")
         except ExchangeError as error:
+            if error.kind in ("cut", "invalid"):
+                # Somebody is there, whose list of models is broken.
+                return await _info(requester, None)
             problem = error.message
         else:
             if reply.status in (401, 403):
@@ -138,23 +141,19 @@ def server_columns(before: ServerSnapshot, after: ServerSnapshot) -> dict[str, A
     }
 
 
-async def _info(requester: Requester, reply: Reply) -> ServerInfo:
-    models: list[str] = []
-    if reply.status == 200:
+async def _info(requester: Requester, reply: Reply | None) -> ServerInfo:
+    """Read a list of models; one that cannot be read is an empty one, and a request will tell."""
+    listed: Any = None
+    if reply is not None and reply.status == 200:
         listed = mapping(reply.json()).get("data")
-        if not isinstance(listed, list):
-            url = requester.client.address.url
-            raise UnreachableError(f"{url}/v1/models does not answer as an OpenAI server does")
-        models = [str(entry["id"]) for entry in listed if mapping(entry).get("id")]
-    elif reply.status != 404:
-        raise UnreachableError(f"the server answers {reply.status}: {_said(reply)}")
-    owner = None
-    if reply.status == 200 and models:
-        owner = mapping(mapping(reply.json())["data"][0]).get("owned_by")
+    entries = [mapping(entry) for entry in listed] if isinstance(listed, list) else []
+    models = [str(entry["id"]) for entry in entries if entry.get("id")]
+    owner = entries[0].get("owned_by") if entries else None
+    header = reply.headers.get("server") if reply is not None else None
     status = (await take_snapshot(requester)).status
     return ServerInfo(
         models=tuple(models),
-        server=_word(owner) or _word(reply.headers.get("server")),
+        server=_word(owner) or _word(header),
         version=await _version(requester),
         device=_word(mapping(status.get("device")).get("name")),
     )

@@ -16,6 +16,8 @@ import pytest
 if TYPE_CHECKING:
     from tests.bench.conftest import BenchCli, StartServer
 
+#: A machine that is busy must not make a gate unsure.
+BY_MEANS = ("--confidence", "0")
 QUICK = ("--concurrency", "2", "--num-requests", "8", "--repetitions", "2", "--max-tokens", "8")
 
 
@@ -92,7 +94,7 @@ def test_gates_decide_the_exit_code(
     url = start_server(ttft_s=0.02, num_tokens=2)
     done = bench_cli(
         "--url", url, *QUICK, "--assert", "ttft_p50<1ms", "--assert", "failures==0",
-        "--junit", "gates.xml", "--summary", "summary.md", "-o", "r.csv",
+        "--junit", "gates.xml", "--summary", "summary.md", "-o", "r.csv", *BY_MEANS,
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "1 of 2 gates failed."
@@ -109,7 +111,7 @@ def test_a_baseline_of_the_same_kind(
     start_server: StartServer, bench_cli: BenchCli, tmp_path: Path
 ) -> None:
     """A slower server fails against its baseline; an equal one passes."""
-    common = (*QUICK, "--baseline", "base.json", "--max-regression", "ttft_p50=100%")
+    common = (*QUICK, "--baseline", "base.json", "--max-regression", "ttft_p50=100%", *BY_MEANS)
     fast = start_server(ttft_s=0.03, num_tokens=2)
     assert bench_cli("--url", fast, *QUICK, "-o", "base.json").returncode == 0
     assert bench_cli("--url", fast, *common).returncode == 0
@@ -192,6 +194,14 @@ def test_several_models(start_server: StartServer, bench_cli: BenchCli) -> None:
     assert done.returncode == 2
     assert "choose with --model: a, b" in done.stderr
     assert bench_cli("--url", url, *QUICK, "--model", "b").returncode == 0
+
+
+def test_a_server_that_lists_no_models(start_server: StartServer, bench_cli: BenchCli) -> None:
+    """A server without a list of models is measured by the name that is given, or by `default`."""
+    url = start_server(num_tokens=2, lists_models=False, models=["default", "named"])
+    assert bench_cli("--url", url, *QUICK).returncode == 0
+    done = bench_cli("--url", url, *QUICK, "--model", "named", "--format", "json")
+    assert json.loads(done.stdout)["rows"][0]["model"] == "named"
 
 
 def test_failures_below_the_limit_are_kept(start_server: StartServer, bench_cli: BenchCli) -> None:
@@ -328,13 +338,13 @@ def test_comparing_files(start_server: StartServer, bench_cli: BenchCli, tmp_pat
     assert done.returncode == 0
     line = next(line for line in done.stdout.splitlines() if "ttft_p50" in line)
     assert "worse" in line
-    done = bench_cli("compare", "fast.json", "slow.csv", "--format", "json")
+    done = bench_cli("compare", "fast.json", "slow.csv", "--format", "json", *BY_MEANS)
     rows = {row["measure"]: row for row in json.loads(done.stdout)}
     assert rows["ttft_p50"]["change"] < -1
     assert rows["ttft_p50"]["is_sure"] is True
     assert rows["failures"]["change"] == 0
     done = bench_cli("compare", "fast.json", "slow.csv", "--max-regression", "ttft_p50=50%",
-                     "--format", "markdown")  # fmt: skip
+                     "--format", "markdown", *BY_MEANS)  # fmt: skip
     assert done.returncode == 1
     assert "| FAIL | short c=2 |" in done.stdout
     assert bench_cli("compare", "fast.json").returncode == 2

@@ -53,6 +53,7 @@ class Script:
     miscounts_by: int = 0
     models: tuple[str, ...] = ("scripted",)
     takes_any_model: bool = False
+    lists_models: bool = True
     api_key: str | None = None
     has_status: bool = True
     #: Every so many requests one fails with a 500; 0 never.
@@ -107,7 +108,7 @@ class ServerScript:
         return self._count(path, body)
 
     def _page(self, path: str) -> Scripted:
-        if path == "/v1/models":
+        if path == "/v1/models" and self.script.lists_models:
             return _json(200, {"data": [{"id": name} for name in self.script.models]})
         if path == "/v1/status" and self.script.has_status:
             totals = self.totals
