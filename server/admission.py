@@ -83,6 +83,10 @@ class Admission:
         """Count a row's prompt no longer; one that is not counted is ignored."""
         self._num_tokens -= self._unanswered.pop(row_id, 0)
 
+    def has_answered(self, row_id: str) -> bool:
+        """Say whether a row's prompt is counted no longer."""
+        return row_id not in self._unanswered
+
     def record(self, seconds: float) -> None:
         """Learn from a row that took `seconds` from start to end."""
         mean = seconds if self._mean_s is None else self._mean_s

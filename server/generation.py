@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -13,6 +13,7 @@ import msgspec
 from vllm_mlx.engine.core.logprobs import Logprobs
 from vllm_mlx.engine.core.outputs import TOKEN_BYTES, RowOutput
 from vllm_mlx.engine.core.request import GenerationRequest
+from vllm_mlx.engine.core.stats import RequestStats
 from vllm_mlx.engine.errors import (
     EngineUnavailableError,
     RequestAbortedError,
@@ -222,6 +223,8 @@ class GenerationRegistry:
         self._timeout_s = timeout_s
         self._open: dict[str, tuple[Generation, float]] = {}
         self._by_row: dict[str, str] = {}
+        #: What each open row was accepted as.
+        self._accepted: dict[str, RequestStats] = {}
 
     @property
     def num_open_rows(self) -> int:
@@ -258,7 +261,20 @@ class GenerationRegistry:
         self._by_row |= dict.fromkeys(generation.row_ids, request_id)
         for request in requests:
             self._admission.wait(request.request_id, _num_prompt_tokens(request))
+            self._accepted[request.request_id] = _accepted(request)
         return generation
+
+    def unseen(self, seen: Collection[str]) -> list[RequestStats]:
+        """Describe the open rows that are not among `seen`, those that the engine has told of.
+
+        It tells between two steps, and has heard of none that came since.
+        """
+        found = []
+        for row_id, request_id in self._by_row.items():
+            if row_id not in seen and not self._admission.has_answered(row_id):
+                age_s = self.clock() - self._open[request_id][1]
+                found.append(msgspec.structs.replace(self._accepted[row_id], age_s=age_s))
+        return found
 
     def answered(self, row_id: str) -> None:
         """Note that a row waits no longer: its first output is here."""
@@ -292,6 +308,7 @@ class GenerationRegistry:
             return
         for row_id in generation.row_ids:
             self._by_row.pop(row_id, None)
+            self._accepted.pop(row_id, None)
             self._admission.answered(row_id)
         self._admission.record(self.clock() - started)
 
@@ -311,6 +328,19 @@ class _Ended:
 
 def _num_prompt_tokens(request: GenerationRequest) -> int:
     return len(request.prompt) // TOKEN_BYTES
+
+
+def _accepted(request: GenerationRequest) -> RequestStats:
+    return RequestStats(
+        request_id=request.request_id,
+        phase="queued",
+        num_prompt_tokens=_num_prompt_tokens(request),
+        num_prefilled_tokens=0,
+        num_cached_tokens=0,
+        num_completion_tokens=0,
+        max_tokens=request.sampling.max_tokens,
+        age_s=0.0,
+    )
 
 
 async def _next(stream: OutputStream) -> RowOutput:

@@ -113,3 +113,5 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="engine_stats")
     #: None where no prefix is ever stored.
     prefixes: PrefixStats | None = None
     requests: tuple[RequestStats, ...] = ()
+    #: Seconds since the engine said this, where it has not answered since; 0 for an answer.
+    age_s: float = 0.0

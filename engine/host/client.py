@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
+
+import msgspec
 
 from vllm_mlx.engine.core.outputs import ErrorInfo, FinishReason, StepOutputs
 from vllm_mlx.engine.core.request import GenerationRequest
@@ -33,6 +36,7 @@ class EngineClient:
         #: Counts the engine's messages; each means that it has got to the end of a step.
         self.num_heard = 0
         self._stats: EngineStats | None = None
+        self._stats_at = 0.0
         self._stats_reply: asyncio.Future[EngineStats | None] | None = None
         #: Those who wait for the answers to `ClearCache`, in order.
         self._clearings: deque[asyncio.Future[CacheCleared | None]] = deque()
@@ -70,7 +74,7 @@ class EngineClient:
             _answer(self._clearings.popleft(), message)
             return
         if isinstance(message, EngineStats):
-            self._stats = message
+            self._stats, self._stats_at = message, time.monotonic()
             self._answer_stats(message)
             return
         for row in message.rows:
@@ -102,7 +106,8 @@ class EngineClient:
         """Ask the engine, at its next step boundary, for its statistics.
 
         An engine that does not answer within `timeout_s` (a long step, or stopped) is answered for
-        with what it said last; `EngineUnavailableError` if it never said anything or has died.
+        with what it said last and the age of that; `EngineUnavailableError` if it never said
+        anything or has died.
         """
         reply = self.ask_stats()
         await asyncio.wait([reply], timeout=timeout_s)
@@ -112,7 +117,9 @@ class EngineClient:
             raise EngineUnavailableError(
                 f"the engine did not answer within {timeout_s:g} s", retry_after_s=1.0
             )
-        return self._stats
+        if reply.done():
+            return self._stats
+        return msgspec.structs.replace(self._stats, age_s=time.monotonic() - self._stats_at)
 
     def ask_stats(self) -> asyncio.Future[EngineStats | None]:
         """Ask for statistics unless they are asked for already; return the answer to come."""

@@ -194,6 +194,7 @@ class EngineSupervisor:
     async def stats(self, timeout_s: float = 1.0) -> EngineStats:
         """Return the engine's statistics, or its last known ones when it does not answer in time.
 
+        The last known ones have an `age_s` above 0.
         Raises `EngineUnavailableError` when there is no engine or it has never answered. They
         begin again at zero with each process.
         """

@@ -30,6 +30,7 @@ class StatusRoute:
             stats = await runtime.generations.progress.snapshot()
         totals = runtime.generations.totals
         known = stats or EngineStats()
+        unseen = runtime.generations.unseen({request.request_id for request in known.requests})
         memory = _memory_fields(known.memory)
         device = runtime.served.info.device if runtime.served is not None else None
         return json_response(
@@ -39,7 +40,7 @@ class StatusRoute:
                 "uptime_s": round(time.monotonic() - runtime.started, 3),
                 "steps_executed": known.steps_executed,
                 "num_running": known.num_running,
-                "num_waiting": known.num_waiting,
+                "num_waiting": known.num_waiting + len(unseen),
                 "total_requests_processed": totals.requests,
                 "total_prompt_tokens": totals.prompt_tokens,
                 "total_cached_tokens": totals.cached_tokens,
@@ -47,8 +48,8 @@ class StatusRoute:
                 "metal": memory if device is not None and "Metal" in device else None,
                 "device": {"name": device, **(memory or {})},
                 "cache": cache_fields(known.prefixes),
-                "requests": [_request_fields(request) for request in known.requests],
-                "engine": self._engine_fields(known, answers=stats is not None),
+                "requests": [_request_fields(request) for request in (*known.requests, *unseen)],
+                "engine": self._engine_fields(known, has_answered=stats is not None),
                 "unknown_fields": dict(runtime.unknown_fields.counts),
             }
         )
@@ -60,13 +61,15 @@ class StatusRoute:
             return "running"
         return "stopped" if phase in ("failed", "stopped") else "not_loaded"
 
-    def _engine_fields(self, stats: EngineStats, *, answers: bool) -> dict[str, Any]:
+    def _engine_fields(self, stats: EngineStats, *, has_answered: bool) -> dict[str, Any]:
         condition = self._runtime.engine.state
         fields: dict[str, Any] = {
             "phase": condition.phase,
             "pid": condition.pid,
             "restarts": condition.num_restarts,
-            "answers": answers,
+            "answers": has_answered and not stats.age_s,
+            # How old what is said of its work is; None where nothing is known.
+            "stats_age_s": round(stats.age_s, 3) if has_answered else None,
             "error": condition.error.message if condition.error is not None else None,
         }
         if self._runtime.served is None:

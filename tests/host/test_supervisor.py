@@ -172,6 +172,7 @@ async def test_a_stopped_engine_is_waited_for(running: Running, make_request: Ma
             stale = await supervisor.stats(timeout_s=0.2)
             assert time.monotonic() - started < 1.0
             assert stale.steps_executed == known.steps_executed
+            assert (known.age_s, stale.age_s > 0.2) == (0, True)
             late = supervisor.generate(make_request(max_tokens=3))
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(late), 0.5)

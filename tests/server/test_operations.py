@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from vllm_mlx.engine.core.stats import (
@@ -123,6 +124,48 @@ async def test_status_has_the_documented_fields(served: Served) -> None:
     assert request["progress"] == 0.5
     assert (request["cache_hit_type"], request["cached_tokens"]) == ("prefix", 4)
     assert (request["generated_tokens"], request["max_tokens"]) == (30, 60)
+
+
+async def test_status_says_how_old_its_knowledge_is(served: Served) -> None:
+    """What the engine said before a long step is not told as if it were so now."""
+    served.engine.engine_stats = BUSY
+    status = await (await served.client.get("/v1/status")).get_json()
+    assert (status["engine"]["answers"], status["engine"]["stats_age_s"]) == (True, 0.0)
+    served.engine.engine_stats = msgspec.structs.replace(BUSY, age_s=3.25)
+    status = await (await served.client.get("/v1/status")).get_json()
+    assert (status["engine"]["answers"], status["engine"]["stats_age_s"]) == (False, 3.25)
+    served.engine.set(phase="restarting")
+    status = await (await served.client.get("/v1/status")).get_json()
+    assert (status["engine"]["answers"], status["engine"]["stats_age_s"]) == (False, None)
+
+
+async def test_a_request_is_shown_from_the_moment_it_is_accepted(
+    make_server: ServerFactory,
+) -> None:
+    """The engine has not told of it yet: it is queued, under the id that cancels it."""
+    server = await make_server()
+    server.engine.is_held = True
+    server.engine.engine_stats = BUSY
+    answering = asyncio.create_task(server.chat("abc", max_tokens=7))
+    while not server.engine.requests:
+        await server.engine.sleep()
+    request_id = server.engine.requests[0].request_id
+    status = await (await server.client.get("/v1/status")).get_json()
+    assert status["num_waiting"] == BUSY.num_waiting + 1
+    told, accepted = status["requests"]
+    assert told["request_id"] == "chatcmpl-1"
+    expected = {"request_id": request_id, "phase": "queued", "prompt_tokens": 3, "max_tokens": 7}
+    assert {name: accepted[name] for name in expected} == expected
+    assert accepted["elapsed_s"] >= 0
+    row = msgspec.structs.replace(BUSY.requests[0], request_id=request_id)
+    server.engine.engine_stats = msgspec.structs.replace(BUSY, requests=(row,))
+    status = await (await server.client.get("/v1/status")).get_json()
+    assert [request["phase"] for request in status["requests"]] == ["generation"]
+    await server.client.delete(f"/v1/requests/{request_id}")
+    await answering
+    server.engine.engine_stats = EngineStats()
+    status = await (await server.client.get("/v1/status")).get_json()
+    assert status["requests"] == []
 
 
 async def test_status_answers_before_the_model_does(make_server: ServerFactory) -> None:
