@@ -163,6 +163,7 @@ def _render(table: Shown, stream: object, width: int | None) -> None:
     from rich.text import Text
 
     console = Console(file=cast(IO[str], stream), width=width)
+    table = table.narrowed(console.width)
     drawn = Table(box=box.SIMPLE_HEAD, title=None, pad_edge=False)
     for index, heading in enumerate(table.headings):
         is_number = index > 0 and all(_is_number(line[index]) for line in table.lines)

@@ -42,7 +42,7 @@ class MeasuringProgress:
         self._label = f"{label}, repetition {repetition}"
         self._runner = runner
         if self._is_terminal:
-            self._show()
+            self._timer = asyncio.get_running_loop().call_later(_REFRESH_S, self._show)
 
     def ended(self, row: Mapping[str, Any] | None) -> None:
         """Stop watching, and say what was measured."""

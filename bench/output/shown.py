@@ -32,13 +32,54 @@ _SHOWN = (
 )
 
 
+#: Headings that a narrow terminal does without, the first of them first.
+_LESS_IMPORTANT = (
+    "in tok/s",
+    "req/s",
+    "itl p99 ms",
+    "in tok",
+    "out tok",
+    "e2el p50 ms",
+    "tpot ms",
+    "ok",
+    "ttft p95 ms",
+    "cached",
+)
+#: Between two columns of a table in a terminal.
+_SPACE = 3
+
+
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """Hold a table of texts: its headings, its lines, and which columns are numbers."""
+    """Hold a table of texts."""
 
     title: str
     headings: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
+    less_important: tuple[str, ...] = ()
+
+    def narrowed(self, width: int) -> Shown:
+        """Return the table without the least important columns that do not fit into `width`."""
+        table = self
+        for heading in self.less_important:
+            if table.width <= width:
+                break
+            table = table.without(heading)
+        return table
+
+    @property
+    def width(self) -> int:
+        """Return how many characters a line takes in a terminal."""
+        rows = (self.headings, *self.lines)
+        return sum(max(map(len, cells)) + _SPACE for cells in zip(*rows, strict=True))
+
+    def without(self, heading: str) -> Shown:
+        """Return the table without a column, the table itself if it has none of that name."""
+        if heading not in self.headings:
+            return self
+        place = self.headings.index(heading)
+        cut = [(*row[:place], *row[place + 1 :]) for row in (self.headings, *self.lines)]
+        return dataclasses.replace(self, headings=cut[0], lines=tuple(cut[1:]))
 
 
 def overview(rows: Sequence[Mapping[str, Any]], confidence: float) -> Shown:
@@ -58,7 +99,7 @@ def overview(rows: Sequence[Mapping[str, Any]], confidence: float) -> Shown:
         for group in groups
     ]
     headings = ("configuration", "reps", *(heading for _, heading in shown))
-    return Shown("bench-serve", headings, tuple(lines))
+    return Shown("bench-serve", headings, tuple(lines), _LESS_IMPORTANT)
 
 
 def cases_overview(cases: Sequence[Mapping[str, Any]]) -> Shown:

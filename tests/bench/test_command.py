@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -111,11 +114,11 @@ def test_a_baseline_of_the_same_kind(
     start_server: StartServer, bench_cli: BenchCli, tmp_path: Path
 ) -> None:
     """A slower server fails against its baseline; an equal one passes."""
-    common = (*QUICK, "--baseline", "base.json", "--max-regression", "ttft_p50=100%", *BY_MEANS)
-    fast = start_server(ttft_s=0.03, num_tokens=2)
+    common = (*QUICK, "--baseline", "base.json", "--max-regression", "ttft_p50=300%", *BY_MEANS)
+    fast = start_server(ttft_s=0.05, num_tokens=2)
     assert bench_cli("--url", fast, *QUICK, "-o", "base.json").returncode == 0
     assert bench_cli("--url", fast, *common).returncode == 0
-    slow = start_server(ttft_s=0.15, num_tokens=2)
+    slow = start_server(ttft_s=0.5, num_tokens=2)
     done = bench_cli("--url", slow, *common)
     assert done.returncode == 1
     assert "worse than" in done.stdout
@@ -281,6 +284,29 @@ def test_an_interrupt_keeps_what_was_measured(
     assert row["is_partial"] is True
     assert 10 < row["completed"] == len(content["requests"]) < 400
     assert "short c=2" in out
+
+
+def test_a_terminal_shows_one_line_that_changes(start_server: StartServer, tmp_path: Path) -> None:
+    """In a terminal progress rewrites its line, and stdout stays free of it."""
+    url = start_server(ttft_s=0.4, num_tokens=2)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm_mlx.cli", "bench-serve", "--url", url, "--concurrency", "1",
+         "--num-requests", "6", "--repetitions", "1", "--format", "jsonl"],
+        stderr=theirs, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    os.close(theirs)
+    out, _ = process.communicate(timeout=60)
+    shown = b""
+    # The end of a terminal whose program has ended is an error on Linux, and empty elsewhere.
+    with contextlib.suppress(OSError):
+        while block := os.read(ours, 65536):
+            shown += block
+    os.close(ours)
+    assert process.returncode == 0
+    assert len(out.splitlines()) == 1
+    assert b"\r\x1b[2Kshort c=1, repetition 1: 1 of 6 requests\r\x1b[2K" in shown
+    assert shown.count(b"\n") == 1
 
 
 def wait_for_requests(url: str, num: int) -> None:

@@ -35,7 +35,7 @@ from vllm_mlx.bench.output.files import (
     write_results,
 )
 from vllm_mlx.bench.output.reports import junit_text, summary_text
-from vllm_mlx.bench.output.shown import gates_overview, markdown, number
+from vllm_mlx.bench.output.shown import gates_overview, markdown, number, overview
 from vllm_mlx.bench.output.tables import TABLE_COLUMNS
 from vllm_mlx.engine.errors import UsageError
 
@@ -262,6 +262,16 @@ def test_failed_gates_come_first() -> None:
 def test_numbers_for_people(value: float | None, expected: str) -> None:
     """Numbers show as many digits as help."""
     assert number(value) == expected
+
+
+def test_narrow_terminals_get_fewer_columns(results: Results) -> None:
+    """What matters most stays, and nothing is cut off while columns can be left out."""
+    wide = overview(results.rows, 0.95)
+    assert wide.narrowed(1000) == wide
+    narrow = wide.narrowed(80)
+    assert narrow.width <= 80
+    assert {"configuration", "failed", "ttft p50 ms", "out tok/s"} <= set(narrow.headings)
+    assert {len(line) for line in narrow.lines} == {len(narrow.headings)}
 
 
 def test_the_texts_for_stdout(results: Results) -> None:

@@ -6,8 +6,10 @@ import itertools
 import json
 import random
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from support.scripted_server import Script, ServerScript
 
 from vllm_mlx.bench.prompt import Prompt, first_turn, user_prompt
 from vllm_mlx.bench.prompt_files import load_prompts, load_recording
@@ -19,6 +21,9 @@ from vllm_mlx.bench.vocabulary import (
     beginnings,
 )
 from vllm_mlx.engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from tests.bench.conftest import RunBench
 
 
 @pytest.mark.parametrize(
@@ -138,6 +143,26 @@ def test_files_that_hold_no_prompts(tmp_path: Path, name: str, text: str, compla
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError, match=complaint):
         load_prompts(tmp_path / name)
+
+
+def test_a_recording_is_replayed(run_bench: RunBench, tmp_path: Path) -> None:
+    """Each recorded request is sent once, in order, with its own fields."""
+    server = ServerScript(Script())
+    bodies = [
+        {
+            "messages": [{"role": "user", "content": f"question {n}"}],
+            "max_tokens": 3 + n,
+            "top_p": 0.5,
+        }
+        for n in range(3)
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(body) for body in bodies))
+    (row,) = run_bench(server, replay=tmp_path, concurrencies=(1,), repetitions=1, warmup=0).rows
+    sent = [body for _, body in server.requests][1:]
+    assert [body["messages"][0]["content"] for body in sent] == [f"question {n}" for n in range(3)]
+    assert [body["max_tokens"] for body in sent] == [3, 4, 5]
+    assert {body["top_p"] for body in sent} == {0.5}
+    assert (row["requests"], row["prompt_set"]) == (3, tmp_path.name)
 
 
 def test_recordings_are_read_in_order(tmp_path: Path) -> None:
