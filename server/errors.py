@@ -93,7 +93,7 @@ RULES: Mapping[type[VllmMlxError], ErrorRule] = {
 }
 
 #: Names of HTTP's own faults in OpenAI's and Anthropic's words; others go by their class of status.
-_HTTP_FAULTS: Mapping[int, tuple[str, str]] = {
+HTTP_FAULTS: Mapping[int, tuple[str, str]] = {
     404: ("unknown_url", "not_found_error"),
     405: ("method_not_allowed", "invalid_request_error"),
     408: ("body_timeout", "timeout_error"),
@@ -161,7 +161,7 @@ def reply_to(error: VllmMlxError, extra: Mapping[str, Any] | None = None) -> Err
 def reply_to_http_fault(status: int, message: str) -> ErrorReply:
     """Describe a fault of HTTP itself: an unknown route, a wrong method, a body too large."""
     is_clients = status < 500
-    code, anthropic_type = _HTTP_FAULTS.get(
+    code, anthropic_type = HTTP_FAULTS.get(
         status,
         ("bad_request", "invalid_request_error") if is_clients else ("internal_error", "api_error"),
     )

@@ -32,12 +32,12 @@ BODIES: Mapping[str, type[Body]] = {
 }
 
 #: Bodies that have no schema of their own.
-_OTHER_BODIES: Mapping[str, dict[str, Any]] = {
+OTHER_BODIES: Mapping[str, dict[str, Any]] = {
     "/v1/cache/warm": {
         "type": "object",
         "properties": {
-            "prompts": {"type": "array", "minItems": 1, "description": "texts or chats"},
-            "model": {"type": ["string", "null"]},
+            "prompts": {"type": "array", "minItems": 1, "description": "Texts or chats."},
+            "model": {"type": ["string", "null"], "description": "A name of the model."},
         },
         "required": ["prompts"],
     }
@@ -162,7 +162,7 @@ def _body_schema(route: Route) -> dict[str, Any] | None:
         return None
     if route.path in BODIES:
         return {"$ref": f"{_REF}{BODIES[route.path].__name__}"}
-    return _OTHER_BODIES.get(route.path)
+    return OTHER_BODIES.get(route.path)
 
 
 @cache
