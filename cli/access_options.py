@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from vllm_mlx.cli.options import Decorator, FiniteRange, option, stacked
+from vllm_mlx.cli.pending import env_name
 
 # Written out because the server's configuration is not imported for `--help`; a test holds them
 # equal.
@@ -89,10 +91,16 @@ class AccessOptions:
     max_header_kb: int
 
     def all_keys(self) -> tuple[str, ...]:
-        """Return the keys of the flags and of the file; raise `UsageError` for an unusable file."""
-        if self.api_key_file is None:
-            return self.api_keys
-        return (*self.api_keys, *read_keys(Path(self.api_key_file)))
+        """Return the keys of the flags and of the file.
+
+        Raises `UsageError` for an unusable file, and for variables that are set to nothing.
+        """
+        keys = self.api_keys
+        if self.api_key_file is not None:
+            keys = (*keys, *read_keys(Path(self.api_key_file)))
+        if not keys:
+            refuse_blank_variables()
+        return keys
 
     def access_fields(self) -> dict[str, Any]:
         """Return the fields of `ServerConfig` that they become."""
@@ -104,6 +112,17 @@ class AccessOptions:
             "max_body_bytes": max(1, int(self.max_body_mb * _MIB)),
             "max_header_bytes": self.max_header_kb * _KIB,
         }
+
+
+def refuse_blank_variables() -> None:
+    """Raise `UsageError` if a variable for keys is set and blank, which is a key that was lost."""
+    for flag in ("--api-key", "--api-key-file"):
+        value = os.environ.get(env_name(flag))
+        if value is not None and not value.strip():
+            raise click.UsageError(
+                f"{env_name(flag)} is set, but holds nothing: give it a value, or unset it for a "
+                "server without keys"
+            )
 
 
 def read_keys(path: Path) -> tuple[str, ...]:

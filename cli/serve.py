@@ -58,8 +58,11 @@ def serve(ctx: click.Context, /, *, print_config: bool, **values: Any) -> int:
             err=True,
         )
     server_config, model_config, engine_config = configs
-    announce_if_local(model_config, engine_config)
 
     from vllm_mlx.server.serving import run_server
 
-    return run_server(server_config, model_config, engine_config)
+    def announce() -> None:
+        announce_if_local(model_config, engine_config)
+
+    # The server's address and files come first: what they lack is the whole answer then.
+    return run_server(server_config, model_config, engine_config, announce=announce)

@@ -58,19 +58,26 @@ _BACKLOG = 512
 _HEAD_FACTOR = 2
 
 
-def run_server(server: ServerConfig, model: ModelConfig, engine: EngineConfig) -> int:
+def run_server(
+    server: ServerConfig,
+    model: ModelConfig,
+    engine: EngineConfig,
+    announce: Callable[[], None] = lambda: None,
+) -> int:
     """Serve until a signal, and return 130 (SIGINT) or 143 (SIGTERM). Blocks.
 
-    Raises what ended it otherwise: `UsageError` when the address or the ready file cannot be had,
-    `ModelLoadError` when the model cannot be loaded, a plain `VllmMlxError` when the engine died
-    again and again. Leaves no process, socket or ready file behind. For the main thread: it
-    handles the process's signals.
+    `announce` is called once the address is had, before anything is loaded; what it raises ends
+    the server. Raises what ended it otherwise: `UsageError` when the address or the ready file
+    cannot be had, `ModelLoadError` when the model cannot be loaded, a plain `VllmMlxError` when the
+    engine died again and again. Leaves no process, socket or ready file behind. For the main
+    thread: it handles the process's signals.
     """
     ready_file = ReadyFile(server.ready_file)
     ready_file.prepare()
     prompts = _prompts_to_warm(server, engine)
     recorder = open_recorder(Path(server.record_dir)) if server.record_dir else None
     with bind(server.host, server.port) as listener:
+        announce()
         logger.info("listening on %s", url_of(listener))
         _import_tokenizers_early()
         # The engine's process logs what this one does.

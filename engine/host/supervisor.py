@@ -344,7 +344,8 @@ class EngineSupervisor:
             self._set_state(phase="restarting", retry_after_s=max(1.0, self._load_s))
 
     def _fail(self, error: VllmMlxError) -> None:
-        logger.error("the engine has failed: %s", error.message)
+        # Whoever waits for the engine is told by the exception; an error here would say it twice.
+        logger.debug("the engine has failed: %s", error.message)
         self._set_state(phase="failed", error=error, retry_after_s=None)
 
     async def _shut_down(self) -> None:

@@ -17,7 +17,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
     """Catch the configurations that servers would be run with."""
     caught: list[ServerConfig] = []
 
-    def run_server(server: ServerConfig, *rest: Any) -> int:
+    def run_server(server: ServerConfig, *rest: Any, **options: Any) -> int:
         caught.append(server)
         return 0
 
@@ -93,3 +93,22 @@ def test_a_missing_file_is_a_usage_error(
     assert main(["serve", "--api-key-file", path]) == 2
     assert path in capsys.readouterr().err
     assert served == []
+
+
+@pytest.mark.parametrize("name", ["VLLM_MLX_API_KEY", "VLLM_MLX_API_KEY_FILE"])
+@pytest.mark.parametrize("value", ["", " "])
+def test_a_blank_variable_does_not_leave_the_door_open(
+    served: list[ServerConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    value: str,
+) -> None:
+    """A key that was lost on the way is told; one that is given elsewhere is enough."""
+    monkeypatch.setenv(name, value)
+    assert main(["serve"]) == 2
+    assert name in capsys.readouterr().err
+    assert served == []
+    if not value:
+        assert main(["serve", "--api-key", "one"]) == 0
+        assert served[0].api_keys == ("one",)

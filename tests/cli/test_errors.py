@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,19 @@ def test_an_unreachable_server_exits_5(run_cli: RunCli, server: ScriptedServer) 
     assert done.stderr == (
         f"Error: no server answers at {url}/v1; start one with 'vllm-mlx serve', or check --url\n"
     )
+
+
+def test_an_address_that_cannot_be_had_is_the_whole_answer(run_cli: RunCli, tmp_path: Path) -> None:
+    """What would be loaded is not told of a server that will not be."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        in_use = run_cli("serve", "--port", str(port))
+    no_folder = run_cli("serve", "--port", "0", "--ready-file", str(tmp_path / "none" / "ready"))
+    for done, expected in ((in_use, f"port {port}"), (no_folder, "ready file")):
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("Error: ")
+        assert expected in line
 
 
 def test_a_missing_model_exits_3(run_cli: RunCli) -> None:

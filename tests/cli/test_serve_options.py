@@ -43,6 +43,8 @@ EVERYTHING = {
     "--prefill-tokens-per-step": ("64", "engine.prefill_tokens_per_step", 64),
     "--step-timeout": ("7.5", "engine.step_timeout_s", 7.5),
     "--kv-memory-mb": ("128", "engine.kv_memory_bytes", 128 * MIB),
+    "--warm-prompts": ("prompts.json", "server.warm_prompts", "prompts.json"),
+    "--record": ("recorded", "server.record_dir", "recorded"),
     "--dtype": ("float16", "model.dtype", "float16"),
     "--max-model-len": ("1024", "model.max_model_len", 1024),
     "--adapter-path": ("adapter", "model.adapter_path", "adapter"),
@@ -57,7 +59,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Configs:
     """Catch the configurations that the server would be run with."""
     caught: Configs = {}
 
-    def run_server(server: ServerConfig, model: ModelConfig, engine: EngineConfig) -> int:
+    def run_server(
+        server: ServerConfig, model: ModelConfig, engine: EngineConfig, announce: Any
+    ) -> int:
         caught.update(server=server, model=model, engine=engine)
         return 0
 

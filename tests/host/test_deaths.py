@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import contextlib
 import os
 import random
@@ -216,15 +217,21 @@ async def test_giving_up_quotes_the_last_words(
     ],
 )
 async def test_a_model_that_cannot_be_loaded_is_not_retried(
-    make_supervisor: MakeSupervisor, failure: str, kind: type[ModelLoadError], message: str
+    make_supervisor: MakeSupervisor,
+    caplog: pytest.LogCaptureFixture,
+    failure: str,
+    kind: type[ModelLoadError],
+    message: str,
 ) -> None:
-    """A clean load error fails at once, as itself."""
+    """A clean load error fails at once, as itself, and is left to be told by who waits for it."""
     supervisor = make_supervisor(load_failure=failure)
     await supervisor.start()
     with pytest.raises(kind, match=message) as failed:
         await asyncio.wait_for(supervisor.wait_ready(), 5.0)
     assert type(failed.value) is kind
     assert (supervisor.state.phase, supervisor.state.num_restarts) == ("failed", 0)
+    told = [record for record in caplog.records if record.name.endswith(".supervisor")]
+    assert [record for record in told if record.levelno > logging.DEBUG] == []
     await supervisor.stop(0)
     assert (supervisor.state.phase, supervisor.state.pid) == ("stopped", None)
 
