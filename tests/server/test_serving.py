@@ -187,7 +187,7 @@ async def test_a_client_that_does_not_read_cannot_keep_the_server(
         _, writer = await asyncio.open_connection(host, int(port), limit=2**10)
         body = json.dumps({**CHAT, "stream": True}).encode()
         writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
         )
         await run.wait_requests(1)
