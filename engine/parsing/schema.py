@@ -8,8 +8,12 @@ from typing import Any
 #: Bound on chains of references and of combined schemas, which may be circular.
 _MAX_DEPTH = 16
 
+#: Keywords that say more of a value's type than `type`, `enum` and `const`.
+_COMBINING = {"anyOf", "oneOf", "allOf", "$ref", "nullable"}
 #: Keywords that say something of the parts of a value.
-_SHAPING = {"properties", "additionalProperties", "items", "anyOf", "oneOf", "allOf", "$ref"}
+_SHAPING = {"properties", "additionalProperties", "items", *_COMBINING}
+
+_SINGLE = {name: frozenset([name]) for name in ("string", "integer", "object", "array", "boolean")}
 
 _OF_PYTHON = {
     str: "string",
@@ -87,6 +91,8 @@ class SchemaNode:
     def _types_of(self, schema: Any, depth: int) -> frozenset[str] | None:
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return None
+        if not _COMBINING & schema.keys():
+            return self._own_types(schema)
         types = self._own_types(schema)
         narrower = [self._types_of(option, depth + 1) for option in _listed(schema.get("allOf"))]
         if isinstance(schema.get("$ref"), str):
@@ -105,7 +111,7 @@ class SchemaNode:
     def _own_types(self, schema: Mapping[str, Any]) -> frozenset[str] | None:
         declared = schema.get("type")
         if isinstance(declared, str):
-            return frozenset([declared.lower()])
+            return _SINGLE.get(declared) or frozenset([declared.lower()])
         if isinstance(declared, Sequence) and declared:
             return frozenset(str(name).lower() for name in declared)
         values = list(_listed(schema.get("enum")))

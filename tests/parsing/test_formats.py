@@ -14,20 +14,17 @@ BEFORE, BEHIND = "Let me look: 5 < 6 {x}.", "Done, [see] <b>this</b>."
 
 #: Arguments that are hard in one format or the other.
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "plain": {"city": "Paris", "days": 3},
     "nested": {
         "city": "Rome",
-        "details": {"a": [1, {"b": [[], {}, None]}], "c": {"d": {"e": True}}},
-        "tags": ["x", "y, z", "{}"],
+        "details": {"a": [1, {"b": [[], {}, None]}], "c": {"e": True}},
     },
     "unicode": {"city": "Zürich 東京 🏔️👩‍🚀", "tags": ["é", "\u2028", "😀"]},
-    "quotes": {"city": 'He said "hi", \'ho\' and \\"hu\\" \\ \\\\', "note": '"'},
-    "angles": {"city": "a < b && c > d <br/> </p> <", "details": {"<k>": "<v>"}},
-    "braces": {"city": "}{ }} {{ ]] [[ )( ,:;", "tags": ["}", "]", "{[("]},
+    "quotes": {"city": 'So "hi", \'ho\' \\"hu\\" \\ \\\\', "note": '"'},
+    "angles": {"city": "a < b && c> <br/> </p> <", "details": {"<k>": "<v>"}},
+    "braces": {"city": "}{ }} {{ ]] [[ )( ,:;", "tags": ["}", "{[("]},
     "lines": {"city": "\n\tone\r\ntwo\n\n", "note": "a\n"},
     "scalars": {"city": "", "days": -7, "limit": 1.5e-9, "is_metric": False, "note": None},
-    "like JSON": {"city": '{"a": 1}', "note": "null and void"},
-    "like numbers": {"city": "50", "days": 50, "limit": 0},
+    "alike": {"city": '{"a": 1}', "note": "null and void", "tags": ["50"], "days": 50},
     "empty": {},
 }
 
@@ -61,10 +58,10 @@ def test_every_format_is_written_here() -> None:
 
 @pytest.mark.parametrize("kind", ARGUMENTS)
 def test_a_call_comes_back_however_it_is_cut(answers: Answers, kind: str) -> None:
-    """A rendered call is parsed to itself, at every cut and in small pieces."""
+    """A rendered call is parsed to itself, in small pieces and at cuts all through it."""
     arguments = _arguments(answers, kind)
     name = "get_weather" if arguments else "get"
-    parsed = check_cuts(answers.write([(name, arguments)]), tools=answers.tools)
+    parsed = check_cuts(answers.write([(name, arguments)]), every=5, tools=answers.tools)
     assert [(name, arguments)] == parsed.values()
     assert (parsed.content, parsed.reasoning) == ("", "")
 
@@ -72,7 +69,7 @@ def test_a_call_comes_back_however_it_is_cut(answers: Answers, kind: str) -> Non
 def test_markers_within_arguments_are_text(answers: Answers) -> None:
     """A format's own markers within a string are part of the string."""
     arguments = {"path": "a", "text": _markers(answers.tools)}
-    parsed = check_cuts(answers.write([("write-file", arguments)]), tools=answers.tools)
+    parsed = check_cuts(answers.write([("write-file", arguments)]), every=3, tools=answers.tools)
     assert [("write-file", arguments)] == parsed.values()
     assert parsed.content == ""
 
@@ -81,7 +78,7 @@ def test_several_calls_with_text_around_them(answers: Answers) -> None:
     """Calls come in their order, and the text around them is content without a marker."""
     calls = [("get_weather", {"city": "Paris"}), ("get", {}), ("get_weather", {"city": "Rome"})]
     text = answers.write(calls, before=BEFORE, behind=BEHIND)
-    parsed = check_cuts(text, tools=answers.tools)
+    parsed = check_cuts(text, every=4, tools=answers.tools)
     assert calls == parsed.values()
     assert parsed.content.replace("\n", "") == (BEFORE + BEHIND)
 
@@ -104,7 +101,7 @@ def test_no_call(answers: Answers) -> None:
 
 
 def test_two_cuts(answers: Answers) -> None:
-    """Every pair of cuts of a short answer gives what the whole gives."""
+    """Every pair of cuts of a short answer, and near pairs of a longer one, change nothing."""
     text = answers.write([("get", {})])
     parsed = check_cuts(text, pairs=True, tools=answers.tools)
     assert parsed.values() == [("get", {})]
@@ -112,8 +109,9 @@ def test_two_cuts(answers: Answers) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ARGUMENTS)
-def test_two_cuts_of_everything(answers: Answers, kind: str) -> None:
-    """Every pair of cuts of every kind of answer gives what the whole gives."""
+@pytest.mark.timeout(600)
+def test_cuts_of_everything(answers: Answers, kind: str) -> None:
+    """Every cut and pairs of cuts of every kind of answer change nothing."""
     arguments = _arguments(answers, kind)
     name = "get_weather" if arguments else "get"
     text = answers.write([(name, arguments)], before="a", behind="b", reasoning="c")

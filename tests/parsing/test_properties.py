@@ -100,7 +100,7 @@ def _round_trip(answers: Answers, data: st.DataObject) -> None:
     assert parsed.reasoning == thought
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(data=st.data())
 def test_random_calls_come_back(answers: Answers, data: st.DataObject) -> None:
     """Random calls, written in a format and cut at random, are parsed to themselves."""
@@ -224,7 +224,7 @@ def _check_letters(text: str, options: dict[str, Any]) -> None:
 def test_marker_soups(answers: Answers) -> None:
     """Random markers and pieces of calls never raise, and no plain text gets lost among them."""
     rng = random.Random(answers.tools)
-    for _ in range(60):
+    for _ in range(30):
         _check_soup(rng, answers)
 
 
@@ -240,7 +240,7 @@ def test_a_hundred_thousand_marker_soups() -> None:
 def test_truncated_soups(answers: Answers) -> None:
     """A soup that ends anywhere gives a beginning of what it would have given."""
     rng = random.Random(f"cut {answers.tools}")
-    for _ in range(3):
+    for _ in range(2):
         text = "".join(_soup(rng, TOOL_PARSERS[answers.tools], answers.reasoning))[:120]
         check_truncations(text, tools=answers.tools, reasoning=answers.reasoning)
 

@@ -323,7 +323,7 @@ def test_auto_reads_them_all(
     tools: str, text: str, calls: list[tuple[str, dict[str, Any]]], content: str
 ) -> None:
     """The format of all formats gives what the right one gives."""
-    parsed = check_cuts(text, tools="auto")
+    parsed = check_cuts(text, every=4, tools="auto")
     assert [name for name, _ in parsed.values()] == [name for name, _ in calls]
     assert parsed.values() == calls
     assert parsed.content == content
