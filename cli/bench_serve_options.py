@@ -354,6 +354,8 @@ def split_options(
         thinking = {"chat_template_kwargs": {"enable_thinking": is_thinking}}
         rest["extra_body"] = {**thinking, **rest["extra_body"]}
     rest.pop("slo")
+    # The variable is that of `serve`, too, which takes several.
+    rest["api_key"] = next(iter((rest["api_key"] or "").split()), None)
     return BenchSettings(**rest, command=command), gates, outputs
 
 

@@ -133,11 +133,11 @@ def test_gates_tell_a_slower_server_over_sockets(
     from vllm_mlx.bench.gates import judge_regressions, parse_regressions
 
     regressions = parse_regressions("ttft_p50=10%,tpot_mean=10%,output_tps=10%")
-    script = {"ttft_s": 0.1, "gap_s": 0.02, "num_tokens": 8, "jitter": 0.1}
+    script = {"ttft_s": 0.08, "gap_s": 0.016, "num_tokens": 8, "jitter": 0.1}
 
     def rows(seed: int, slowdown: float) -> list[dict[str, Any]]:
         url = start_server(**script, seed=seed, slowdown=slowdown)
-        fields = {"concurrencies": (8,), "num_requests": 48, "repetitions": 3, "warmup": 0}
+        fields = {"concurrencies": (8,), "num_requests": 40, "repetitions": 3, "warmup": 0}
         return measure(url, **fields).rows
 
     baseline = rows(1000, 1.0)
