@@ -14,9 +14,11 @@ from vllm_mlx.engine.errors import UsageError
 
 #: Words of the first two guesses, from which the rest is estimated.
 _FIRST_GUESSES = (8, 72)
-#: Corrections of the number of words, then words tried in the last place.
+#: Corrections of the number of words, then words tried in the last place, and words given up so
+#: that others can take their place.
 _MAX_CORRECTIONS = 12
 _MAX_LAST_WORDS = 12
+_MAX_DROPPED = 3
 
 
 @dataclasses.dataclass
@@ -104,14 +106,17 @@ class PromptBuilder:
         return await self._with_other_last_words(beginning, below)
 
     async def _with_other_last_words(self, beginning: str, below: list[str]) -> list[str]:
-        """Return `below` with words appended that are worth the missing tokens, if there are."""
+        """Return `below` with other words at its end that make the count exact, if there are."""
         best = below
-        for word in self._rng.sample(BODY_WORDS, _MAX_LAST_WORDS):
-            words = [*best, word]
-            missing = self._num_tokens - await self._count(beginning, words)
-            if missing == 0:
-                return words
-            if missing > 0:
+        for num_dropped in range(min(_MAX_DROPPED, len(below)) + 1):
+            words = below[: len(below) - num_dropped]
+            for word in self._rng.sample(BODY_WORDS, _MAX_LAST_WORDS):
+                missing = self._num_tokens - await self._count(beginning, [*words, word])
+                if missing == 0:
+                    return [*words, word]
+                if missing > 0:
+                    words = [*words, word]
+            if len(words) > len(best):
                 best = words
         return best
 
