@@ -7,7 +7,13 @@ from vllm_mlx.engine.parsing.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from vllm_mlx.engine.parsing.registry import REASONING_PARSERS, TOOL_PARSERS, make_parser
+from vllm_mlx.engine.parsing.registry import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    make_parser,
+    make_reasoning,
+)
+from vllm_mlx.engine.parsing.special_tokens import kept_tokens
 from vllm_mlx.engine.parsing.stream import StreamParser
 
 __all__ = [
@@ -21,5 +27,7 @@ __all__ = [
     "ToolCallEnd",
     "ToolCallStart",
     "detect_parsers",
+    "kept_tokens",
     "make_parser",
+    "make_reasoning",
 ]

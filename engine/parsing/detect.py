@@ -47,12 +47,13 @@ def _find(
     formats: _Formats, template: str, vocabulary: Collection[str], otherwise: str
 ) -> tuple[str | None, str]:
     """Return the first format that is shown, by a whole group of signs or by a token, and how."""
+    # A class's own signs and tokens count: those that it inherits are its parent's.
     for name, kind in formats.items():
-        for group in kind.signs:
+        for group in vars(kind).get("signs", ()):
             if all(sign in template for sign in group):
                 return name, f"the template has {' and '.join(map(repr, group))}"
     for name, kind in formats.items():
-        for token in kind.tokens:
+        for token in vars(kind).get("tokens", ()):
             if token in vocabulary:
                 return name, f"the vocabulary has {token!r}"
     return None, otherwise

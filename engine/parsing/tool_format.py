@@ -26,6 +26,8 @@ class ToolFormat(ABC):
     #: Text that ends calls: a broken call ends there, and behind a call whose own end was missing
     #: it is let go.
     closers: ClassVar[tuple[str, ...]] = ()
+    #: Markers within calls that are read, but neither above nor in what `render_call` writes.
+    inner_markers: ClassVar[tuple[str, ...]] = ()
     #: Formats that are tried in turn in place of this one.
     members: ClassVar[tuple[type[ToolFormat], ...]] = ()
     #: Whether a call in the midst of reasoning ends the reasoning.

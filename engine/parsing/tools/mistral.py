@@ -30,6 +30,7 @@ class Mistral(NamedFormat):
         ),
     )
     triggers = (_CALLS,)
+    inner_markers = (_ID,)
 
     @classmethod
     def frame(cls, name: str) -> tuple[str, str]:
@@ -70,6 +71,7 @@ class MistralList(JsonFormat):
     signs = (("[TOOL_CALLS]",),)
     tokens = ("[TOOL_CALLS]",)
     triggers = (_CALLS,)
+    inner_markers = (_ID, _ARGUMENTS)
     opening = _CALLS
     is_list = True
 
