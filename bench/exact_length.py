@@ -14,10 +14,7 @@ from vllm_mlx.engine.errors import UsageError
 
 #: Words of the first two guesses, from which the rest is estimated.
 _FIRST_GUESSES = (8, 72)
-#: Corrections of the number of words, then words tried in the last place, and words given up so
-#: that others can take their place.
-_MAX_CORRECTIONS = 12
-_MAX_LAST_WORDS = 12
+#: Words given up so that another can take their place.
 _MAX_DROPPED = 3
 
 
@@ -86,39 +83,43 @@ class PromptBuilder:
         return _Fit(fewest + round((self._num_tokens - low) / tokens_per_word), tokens_per_word)
 
     async def _corrected(self, beginning: str, text: list[str], fit: _Fit) -> list[str]:
-        """Return words that make the count exact, or as near below as can be found."""
-        below: list[str] = []
-        num_words = min(max(0, fit.num_words), len(text))
-        tried = set()
-        for _ in range(_MAX_CORRECTIONS):
-            tried.add(num_words)
+        """Return words that make the count exact, or nearly so where none can be found.
+
+        The count grows with the words: between too few and too many the next guess is where the
+        fit says, and somewhere between them in any case.
+        """
+        too_few, too_many = -1, len(text) + 1
+        num_words = fit.num_words
+        while too_many - too_few > 1:
+            num_words = min(max(num_words, too_few + 1), too_many - 1)
             words = text[:num_words]
             missing = self._num_tokens - await self._count(beginning, words)
             if missing == 0:
                 fit.num_words = num_words
                 return words
-            if missing > 0 and len(words) >= len(below):
-                below = words
-            step = round(missing / fit.tokens_per_word) or (1 if missing > 0 else -1)
-            num_words = min(max(0, num_words + step), len(text))
-            if num_words in tried:
-                break
-        return await self._with_other_last_words(beginning, below)
+            if missing > 0:
+                too_few = num_words
+            else:
+                too_many = num_words
+            num_words += round(missing / fit.tokens_per_word)
+        nearly = text[: max(0, too_few)]
+        if not self._counter.is_cheap:
+            # Every further question would cost the server a whole prefill.
+            return nearly
+        return await self._with_other_last_words(beginning, nearly)
 
     async def _with_other_last_words(self, beginning: str, below: list[str]) -> list[str]:
-        """Return `below` with other words at its end that make the count exact, if there are."""
-        best = below
+        """Return `below` with another word at its end that makes the count exact, if there is one.
+
+        Words of every length are tried: what a word costs grows with it, whatever the tokenizer.
+        """
+        by_length = {len(word): word for word in self._rng.sample(BODY_WORDS, len(BODY_WORDS))}
         for num_dropped in range(min(_MAX_DROPPED, len(below)) + 1):
-            words = below[: len(below) - num_dropped]
-            for word in self._rng.sample(BODY_WORDS, _MAX_LAST_WORDS):
-                missing = self._num_tokens - await self._count(beginning, [*words, word])
-                if missing == 0:
-                    return [*words, word]
-                if missing > 0:
-                    words = [*words, word]
-            if len(words) > len(best):
-                best = words
-        return best
+            kept = below[: len(below) - num_dropped]
+            for word in by_length.values():
+                if await self._count(beginning, [*kept, word]) == self._num_tokens:
+                    return [*kept, word]
+        return below
 
     async def _count(self, beginning: str, words: list[str]) -> int:
         prompt = self._prompt("", beginning, words)
