@@ -30,7 +30,6 @@ test *options:
 test-all: test
     uv run pytest -m faults
     uv run pytest -m packaging
-    uv run pytest -m performance
 
 # Write the pages that are generated from the code.
 docs:
@@ -45,3 +44,7 @@ bench part *options:
 # Do what CI does, installs of system packages included.
 ci:
     bash .ci/run
+
+# Measure ratios side by side; wants a quiet machine, so CI does not.
+performance *options:
+    uv run pytest -m performance {{ options }}
