@@ -12,9 +12,9 @@ from vllm_mlx.bench.prompt import Prompt, user_prompt
 from vllm_mlx.engine.errors import UsageError
 
 #: Fields of a request body that a run decides, whatever a file says.
-_RUN_FIELDS = frozenset(
-    {"model", "stream", "stream_options", "messages", "tools", "prompt", "system"}
-)
+_RUN_FIELDS = frozenset({"model", "stream", "stream_options", "store"})
+#: Fields that become the prompt, whichever API's they are.
+_PROMPT_FIELDS = frozenset({"messages", "system", "prompt", "input", "instructions", "tools"})
 _LENGTH_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
@@ -50,14 +50,7 @@ def load_recording(folder: Path) -> list[Prompt]:
 
 def prompt_of_body(prompt_id: str, body: Mapping[str, Any], where: str) -> Prompt:
     """Return the prompt of a request body; raises `UsageError` naming `where` it stands."""
-    if isinstance(body.get("prompt"), str):
-        messages: Any = [{"role": "user", "content": body["prompt"]}]
-    else:
-        messages = checked_messages(body.get("messages"), where)
-    if body.get("system"):
-        # Anthropic's requests hold the system text beside the messages.
-        text = message_text({"content": body["system"]})
-        messages = [{"role": "system", "content": text}, *messages]
+    messages = list(_messages_of(body, where))
     lengths = [body[name] for name in _LENGTH_FIELDS if body.get(name) is not None]
     if lengths and (not isinstance(lengths[0], int) or lengths[0] < 1):
         raise UsageError(f"{where}: max_tokens must be a positive number")
@@ -67,7 +60,7 @@ def prompt_of_body(prompt_id: str, body: Mapping[str, Any], where: str) -> Promp
     extra = {
         name: value
         for name, value in body.items()
-        if name not in _RUN_FIELDS and name not in _LENGTH_FIELDS
+        if name not in {*_RUN_FIELDS, *_PROMPT_FIELDS, *_LENGTH_FIELDS}
     }
     return Prompt(
         id=prompt_id,
@@ -76,6 +69,21 @@ def prompt_of_body(prompt_id: str, body: Mapping[str, Any], where: str) -> Promp
         max_tokens=lengths[0] if lengths else None,
         extra=extra,
     )
+
+
+def _messages_of(body: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the messages of a request body of any API, its system text first."""
+    system = body.get("system") or body.get("instructions")
+    if system:
+        yield {"role": "system", "content": message_text({"content": system})}
+    found = next((body[n] for n in ("messages", "input", "prompt") if body.get(n)), None)
+    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], str):
+        # Plain completions take a list of prompts.
+        found = found[0]
+    if isinstance(found, str):
+        yield {"role": "user", "content": found}
+    else:
+        yield from checked_messages(found, where)
 
 
 def checked_messages(messages: Any, where: str) -> tuple[Mapping[str, Any], ...]:

@@ -21,6 +21,7 @@ from vllm_mlx.bench.vocabulary import (
     beginnings,
 )
 from vllm_mlx.engine.errors import UsageError
+from vllm_mlx.server.recording import open_recorder
 
 if TYPE_CHECKING:
     from tests.bench.conftest import RunBench
@@ -163,6 +164,25 @@ def test_a_recording_is_replayed(run_bench: RunBench, tmp_path: Path) -> None:
     assert [body["max_tokens"] for body in sent] == [3, 4, 5]
     assert {body["top_p"] for body in sent} == {0.5}
     assert (row["requests"], row["prompt_set"]) == (3, tmp_path.name)
+
+
+def test_what_serve_records_is_read(tmp_path: Path) -> None:
+    """The file that a recording server writes gives the requests of every API."""
+    bodies = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "q"}], "top_p": 0.5},
+        "/v1/completions": {"prompt": ["q"]},
+        "/v1/messages": {"system": "s", "messages": [{"role": "user", "content": "q"}]},
+        "/v1/responses": {"instructions": "s", "input": "q", "max_output_tokens": 7},
+    }
+    recorder = open_recorder(tmp_path / "recorded")
+    for path, body in bodies.items():
+        recorder.record(path, json.dumps({"model": "m", "stream": True, **body}).encode())
+    recorder.close()
+    prompts = load_recording(tmp_path / "recorded")
+    contents = [[message["content"] for message in prompt.messages] for prompt in prompts]
+    assert contents == [["q"], ["q"], ["s", "q"], ["s", "q"]]
+    assert [prompt.extra for prompt in prompts] == [{"top_p": 0.5}, {}, {}, {}]
+    assert prompts[-1].max_tokens == 7
 
 
 def test_recordings_are_read_in_order(tmp_path: Path) -> None:
