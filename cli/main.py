@@ -24,6 +24,7 @@ COMMANDS = {
     "serve": "vllm_mlx.cli.serve:serve",
     "chat": "vllm_mlx.cli.chat:chat",
     "bench-serve": "vllm_mlx.cli.bench_serve:bench_serve",
+    "warm": "vllm_mlx.cli.warm:warm",
     "cache": "vllm_mlx.cli.cache:cache",
     "completion": "vllm_mlx.cli.completion:completion",
 }

@@ -12,7 +12,6 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 #: Commands of later work and what they will do; a tuple of names is a group's commands.
 PENDING_COMMANDS: dict[str, str] = {
     "transcribe": "Turn audio files into text.",
-    "warm": "Compute prefixes once and store them on disk.",
 }
 
 #: Flags of `serve` that take no value.

@@ -12,7 +12,7 @@ from vllm_mlx.cli.options import Decorator, option, stacked
 prefix_options: Decorator[Any] = stacked(
     option(
         "--warm-prompts",
-        type=click.Path(exists=True),
+        type=click.Path(),
         metavar="FILE",
         help="Compute the prefixes of these prompts (JSON, JSON Lines, or a folder of them) in "
         "the background, once the model answers.",

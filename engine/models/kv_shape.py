@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vllm_mlx.engine.kv.resume import ResumeRule
+
 LayerKind = Literal["full", "window", "state", "full+state", "none"]
 
 #: Model types whose sliding layers get a cache bounded by the window; others keep every token.
@@ -93,6 +95,19 @@ def kv_shape(config: Mapping[str, Any], itemsize: int) -> KvShape:
         if kind in ("state", "full+state"):
             per_row += _state_bytes(text, itemsize)
     return KvShape(per_token, per_row)
+
+
+def resume_rule(config: Mapping[str, Any], block_size: int) -> ResumeRule:
+    """Return what the model of a config.json needs to go on from a stored prefix."""
+    text = text_config(config)
+    parts = {
+        "full": {"kv"},
+        "window": {"window"},
+        "state": {"state"},
+        "full+state": {"kv", "state"},
+    }
+    kinds = frozenset(part for kind in _layer_kinds(text) for part in parts.get(kind, ()))
+    return ResumeRule(block_size, kinds, _window(text) if "window" in kinds else None)
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
