@@ -188,7 +188,7 @@ def test_blocks_come_back_bit_for_bit(dtype: mx.Dtype) -> None:
 
 
 def test_a_conversation_that_outgrew_the_budget_beside_its_prefix_still_runs(
-    servers: Servers,
+    servers: Restarts,
 ) -> None:
     """The restored prefix and the row together are over the budget: nobody waits for ever."""
     row_bytes = make_engine()._layout.row_cost.row_bytes(1024)
