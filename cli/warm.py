@@ -49,7 +49,7 @@ prompt_options: Decorator[Any] = stacked(
     click.option(
         "--wait",
         is_flag=True,
-        help="Wait for another 'warm' on the same folder; without it there is nothing to do then.",
+        help="Wait for another 'warm' that is at work in the folder, rather than leave it to that.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print the counts as one JSON object."),
 )

@@ -58,6 +58,8 @@ class DiskPrefixStats(msgspec.Struct, frozen=True, kw_only=True):
     num_declined: int = 0
     written_bytes: int = 0
     read_bytes: int = 0
+    #: Time that reading took, on all its threads together, checksums included.
+    read_s: float = 0.0
     num_evicted: int = 0
     #: Runs that wait to be written, and runs dropped because too many did.
     num_queued: int = 0

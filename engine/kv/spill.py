@@ -170,6 +170,7 @@ class Spill:
             num_declined=self._num_declined,
             written_bytes=tier.written_bytes,
             read_bytes=tier.read_bytes,
+            read_s=tier.read_s,
             num_evicted=tier.num_evicted,
             num_queued=writer.num_queued,
             num_dropped=writer.num_dropped,
