@@ -25,6 +25,9 @@ _QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
 #: How long an answer that needs no body waits for the end of the body.
 _LATE_BODY_S = 0.1
 
+#: How long an application gets to end after its client has left, before it is cancelled once more.
+_INSIST_S = 0.25
+
 #: What the log calls a client that left before its answer was complete.
 CLIENT_CLOSED_REQUEST = 499
 
@@ -56,9 +59,38 @@ class RequestLifecycle:
         started = self._clock()
         try:
             async with context.closing:
-                await self._app(scope, exchange.receive, exchange.send)
+                await self._answer(scope, exchange)
         finally:
             _log(scope, context, exchange.outcome(), self._clock() - started)
+
+    async def _answer(self, scope: MutableMapping[str, Any], exchange: _Exchange) -> None:
+        """Run the application, and see to it that it ends when the client has left.
+
+        It is cancelled by its framework then, once; and Python 3.11's `wait_for` swallows a
+        cancellation that comes together with what was waited for, here the request's body.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        num_cancels = 0
+
+        async def insist() -> None:
+            nonlocal num_cancels
+            await exchange.client_left.wait()
+            while True:
+                await asyncio.sleep(_INSIST_S)
+                num_cancels += 1
+                task.cancel()
+
+        insisting = asyncio.create_task(insist(), name="insist")
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except asyncio.CancelledError:
+            for _ in range(num_cancels):
+                task.uncancel()
+            if not num_cancels or task.cancelling():
+                raise
+        finally:
+            insisting.cancel()
 
 
 class _Exchange:
@@ -74,12 +106,12 @@ class _Exchange:
         self._send = send
         self._status: int | None = None
         self._is_complete = False
-        self._has_client_left = False
+        self.client_left = asyncio.Event()
 
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.disconnect" and not self._is_complete:
-            self._has_client_left = True
+            self.client_left.set()
         if message["type"] != "http.request" or not message.get("more_body", False):
             self._body_ended.set()
         return message
@@ -111,7 +143,7 @@ class _Exchange:
 
     def outcome(self) -> int:
         """Return the status to log."""
-        if self._has_client_left and not self._is_complete:
+        if self.client_left.is_set() and not self._is_complete:
             return CLIENT_CLOSED_REQUEST
         return self._status if self._status is not None else 500
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -102,3 +103,44 @@ async def test_a_request_is_closed_though_its_response_never_began() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert closed.is_set()
+
+
+@pytest.mark.parametrize("num_swallowed", [0, 1, 3])
+async def test_an_application_ends_when_its_client_left_even_if_it_swallows_that(
+    num_swallowed: int,
+) -> None:
+    """It is cancelled until it ends, what it opened is closed, and nothing is raised."""
+    closed: list[bool] = []
+
+    async def handle(scope: Any) -> None:
+        async def close() -> None:
+            closed.append(True)
+
+        scope[SCOPE_KEY].closing.push_async_callback(close)
+        for _ in range(num_swallowed):
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        handling = asyncio.create_task(handle(scope))
+        while (await receive())["type"] != "http.disconnect":
+            await asyncio.sleep(0)
+        handling.cancel()
+        await asyncio.gather(handling, return_exceptions=True)
+
+    messages = [{"type": "http.request"}, {"type": "http.disconnect"}]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        raise AssertionError(message)
+
+    scope = {"type": "http", "path": "/", "method": "POST"}
+    async with asyncio.timeout(3):
+        await RequestLifecycle(app)(scope, receive, send)
+    assert closed == [True]
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
