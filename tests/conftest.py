@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,3 +20,13 @@ load_blas()
 def demo_model_path() -> Path:
     """Return the demo model's folder, converted into the user's cache at first use."""
     return resolve_model(ModelConfig(), ignore_progress)
+
+
+@pytest.fixture(autouse=True)
+def own_log_level() -> Iterator[None]:
+    """Give each test the loggers as they are made: what starts a server here sets their level."""
+    project = logging.getLogger("vllm_mlx")
+    level = project.level
+    project.setLevel(logging.NOTSET)
+    yield
+    project.setLevel(level)
