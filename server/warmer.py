@@ -37,6 +37,11 @@ class WarmSummary(msgspec.Struct, kw_only=True):
     failures: list[str] = []
     elapsed_ms: float = 0.0
 
+    def add(self, other: WarmSummary) -> None:
+        """Add what became of further prompts."""
+        for name, value in msgspec.structs.asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
     def fields(self) -> dict[str, Any]:
         """Return the counts as a response has them."""
         return {**msgspec.structs.asdict(self), "elapsed_ms": round(self.elapsed_ms, 1)}

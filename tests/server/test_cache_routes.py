@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from vllm_mlx.engine.config import EngineConfig
-from vllm_mlx.engine.core.outputs import ErrorInfo
+from vllm_mlx.engine.core.outputs import ErrorInfo, unpack_tokens
 from vllm_mlx.engine.core.stats import DiskPrefixStats, EngineStats, PrefixStats
-from vllm_mlx.engine.errors import ContextLengthExceededError
+from vllm_mlx.engine.errors import ContextLengthExceededError, EngineDiedError
 from vllm_mlx.server.departures import message_at
 from vllm_mlx.server.startup_warming import warm_whenever_ready
 from vllm_mlx.server.warm_prompts import warm_prompt
@@ -177,6 +177,29 @@ async def test_in_the_background_clients_go_first(served: Served) -> None:
     assert not warming.done()
     warming.cancel()
     assert len(served.engine.requests) == 3
+
+
+async def test_a_prompt_that_kills_the_engine_is_not_tried_again(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the restart the others are warmed, and the one that failed is left out."""
+    prompts = [warm_prompt([{"role": "system", "content": c * 20}], f"file, {c}") for c in "ab"]
+    served.engine.is_held = True
+    warming = asyncio.create_task(warm_whenever_ready(served.runtime, [p for p in prompts if p]))
+    while not served.engine.requests:
+        await served.engine.sleep()
+    served.engine.set(phase="restarting", pid=None)
+    died = ErrorInfo.of(EngineDiedError("killed while it held this request"))
+    served.engine.finish(served.engine.requests[0].request_id, "error", died)
+    served.engine.is_held = False
+    await asyncio.sleep(0.05)
+    served.engine.set(phase="ready", pid=7)
+    while len(served.engine.requests) < 2:
+        await served.engine.sleep()
+    await asyncio.sleep(0.05)
+    warming.cancel()
+    assert [unpack_tokens(r.prompt)[0] for r in served.engine.requests] == [ord("a"), ord("b")]
+    assert "not warmed: file, a: killed while it held this request" in caplog.text
 
 
 async def test_warming_that_is_stopped_aborts_its_row(served: Served) -> None:
