@@ -42,11 +42,13 @@ class InnerValue:
             next(self._steps, None)
         except MismatchError:
             self._is_broken = True
-            self._emit(self._reader.text[self._reader.pos :])
+            start = self._reader.pos if self._reader.mark is None else self._reader.mark
+            self._emit(self._reader.text[start:])
 
     def _run(self, read: Callable[[Reader], Steps[None]]) -> Steps[None]:
         yield
         yield from read(self._reader)
+        self._reader.mark = self._reader.pos
         yield from self._reader.space()
         if self._reader.pos < len(self._reader.text):
             raise MismatchError

@@ -22,8 +22,8 @@ class UnknownNameError(MismatchError):
 class Scan:
     """Offer one format's steps the reader, the tools, and the way to write calls.
 
-    `candidate` marks where a call may begin. From there on the text is kept until `start` accepts
-    the call or a `MismatchError` gives it back as content.
+    The reader's mark stands where a call may begin: at the trigger, or behind the last call. From
+    there on the text is kept until `start` accepts a call or a `MismatchError` gives it back.
     """
 
     def __init__(
@@ -69,14 +69,8 @@ class Scan:
         return self._node
 
     def candidate(self) -> None:
-        """Mark the cursor as the possible beginning of a further call.
-
-        The first call of a block begins with the block, and one behind text that was given back
-        with the end of that.
-        """
+        """Say that a further call may begin here: if it does not, the text becomes content."""
         self.is_candidate = True
-        if self.is_settled and not self.is_behind_text:
-            self.reader.mark = self.reader.pos
 
     def release(self) -> None:
         """Give everything from the mark to the cursor back as plain text."""

@@ -441,6 +441,47 @@ def test_what_cannot_be_understood_stays_in_the_arguments() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tools", "text", "arguments"),
+    [
+        (
+            "hermes",
+            '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": Par\\"is}"}</tool_call>',
+            '{"city": Par"is}}',
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"P"}</tool_call>',
+            '{"city": "P}',
+        ),
+        (
+            "qwen3_xml",
+            '<function=get_weather>\n<parameter=details>\n{"a": b}\n</parameter>\n</function>'
+            "</tool_call>",
+            '{"details": {"a": b}\n</function>',
+        ),
+        (
+            "minimax",
+            '<invoke name="get_weather"><parameter name="tags">["a"] and "b"</parameter></invoke>'
+            "</minimax:tool_call>",
+            '{"tags": ["a"] and "b"</invoke>',
+        ),
+        ("llama4", "[get_weather(city=Paris)]", '{"city": Paris)]'),
+        ("gemma4", "<|tool_call>call:get_weather{city:Paris}<tool_call|>", '{"city":Paris}'),
+        (
+            "harmony",
+            "<|channel|>commentary to=functions.get_weather<|message|>Paris<|call|>",
+            "Paris",
+        ),
+    ],
+)
+def test_broken_arguments_are_kept(tools: str, text: str, arguments: str) -> None:
+    """Faults within arguments break the call off at the same character however it is cut."""
+    parsed = check_cuts(text, pairs=True, tools=tools)
+    assert parsed.calls == (Call("get_weather", arguments, is_complete=False),)
+    assert parsed.content == ""
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "<tool_call>",
@@ -469,8 +510,8 @@ def test_unknown_calls_in_a_list_stay_while_known_ones_are_called() -> None:
     parsed = check_cuts(f"[TOOL_CALLS] [{unknown}, {known}]", tools="mistral")
     assert parsed.values() == [("get", {})]
     assert parsed.content == f"[TOOL_CALLS] [{unknown}"
-    text = f"[TOOL_CALLS] [{unknown}, {unknown}]"
-    assert check_cuts(text, tools="mistral").content == text
+    for text in (f"[TOOL_CALLS] [{unknown}, {unknown}]", f"[TOOL_CALLS] [{unknown} ", unknown):
+        assert check_cuts(text, tools="mistral").content == text
 
 
 def test_ids_of_the_model_are_kept() -> None:
