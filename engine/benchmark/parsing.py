@@ -1,7 +1,7 @@
 """Measure how many characters a second the parsers take.
 
-Run as `python -m vllm_mlx.engine.benchmark.parsing`; prints one table. Every figure is of CPU time on one core, for texts fed in pieces of 4 characters (about a token),
-of 64, and of 4,096.
+Run as `python -m vllm_mlx.engine.benchmark.parsing`; prints one table. Every figure is of CPU time
+on one core, for texts fed in pieces of 4 characters (about a token), of 64, and of 4,096.
 """
 
 from __future__ import annotations
