@@ -15,7 +15,8 @@ def function_of(tool: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name and the schema of the arguments of an OpenAI tool object."""
     function = tool.get("function", tool)
     parameters = function.get("parameters") or {}
-    return str(function["name"]), {"type": "object", "properties": {}, **parameters}
+    properties = parameters.get("properties") or {}
+    return str(function["name"]), {"type": "object", **parameters, "properties": properties}
 
 
 def has_free_keys(schema: Mapping[str, Any]) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-#: Bound on chains of references and of combined schemas, which may be circular.
+#: Bounds on chains of references and of combined schemas, which may be circular, and on how many
+#: schemas are looked at for one answer.
 _MAX_DEPTH = 16
+_MAX_SCHEMAS = 256
 
 #: Keywords that say more of a value's type than `type`, `enum` and `const`.
 _COMBINING = {"anyOf", "oneOf", "allOf", "$ref", "nullable"}
@@ -39,7 +42,7 @@ class SchemaNode:
         self._schema = schema
         self._root = schema if root is None else root
         #: Allowed types; None allows all.
-        self.types: frozenset[str] | None = self._types_of(schema, 0)
+        self.types: frozenset[str] | None = self._types_of(schema, 0, itertools.count())
         self._children: dict[str | None, SchemaNode] = {}
         self._is_free = not isinstance(schema, Mapping) or not _SHAPING & schema.keys()
 
@@ -55,7 +58,7 @@ class SchemaNode:
     def properties(self) -> list[str]:
         """Return the names of an object's declared members, in order."""
         names: dict[str, None] = {}
-        for schema in self._variants(self._schema, 0):
+        for schema in self._variants(self._schema):
             members = schema.get("properties")
             if isinstance(members, Mapping):
                 names.update(dict.fromkeys(map(str, members)))
@@ -68,7 +71,7 @@ class SchemaNode:
         if known is None:
             found = [
                 part
-                for schema in self._variants(self._schema, 0)
+                for schema in self._variants(self._schema)
                 for part in _declared_part(schema, key)
             ]
             if not found:
@@ -77,28 +80,37 @@ class SchemaNode:
             known = self._children[key] = SchemaNode(merged, self._root)
         return known
 
-    def _variants(self, schema: Any, depth: int) -> Iterator[Mapping[str, Any]]:
-        """Yield `schema` and every schema that it refers to or is combined of."""
-        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-            return
-        yield schema
-        if isinstance(schema.get("$ref"), str):
-            yield from self._variants(self._resolve(schema["$ref"]), depth + 1)
-        for word in ("anyOf", "oneOf", "allOf"):
-            for option in _listed(schema.get(word)):
-                yield from self._variants(option, depth + 1)
+    def _variants(self, schema: Any) -> list[Mapping[str, Any]]:
+        """Return `schema` and every schema that it refers to or is combined of, each once."""
+        found: dict[int, Mapping[str, Any]] = {}
+        pending = [schema]
+        while pending and len(found) < _MAX_SCHEMAS:
+            schema = pending.pop(0)
+            if not isinstance(schema, Mapping) or id(schema) in found:
+                continue
+            found[id(schema)] = schema
+            if isinstance(schema.get("$ref"), str):
+                pending.append(self._resolve(schema["$ref"]))
+            for word in ("anyOf", "oneOf", "allOf"):
+                pending += _listed(schema.get(word))
+        return list(found.values())
 
-    def _types_of(self, schema: Any, depth: int) -> frozenset[str] | None:
-        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+    def _types_of(self, schema: Any, depth: int, count: Iterator[int]) -> frozenset[str] | None:
+        """Return the types that `schema` allows; None, too, where that goes too far to tell."""
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or next(count) > _MAX_SCHEMAS:
             return None
         if not _COMBINING & schema.keys():
             return self._own_types(schema)
+
+        def types_of(part: Any) -> frozenset[str] | None:
+            return self._types_of(part, depth + 1, count)
+
         types = self._own_types(schema)
-        narrower = [self._types_of(option, depth + 1) for option in _listed(schema.get("allOf"))]
+        narrower = [types_of(option) for option in _listed(schema.get("allOf"))]
         if isinstance(schema.get("$ref"), str):
-            narrower.append(self._types_of(self._resolve(schema["$ref"]), depth + 1))
+            narrower.append(types_of(self._resolve(schema["$ref"])))
         for word in ("anyOf", "oneOf"):
-            options = [self._types_of(option, depth + 1) for option in _listed(schema.get(word))]
+            options = [types_of(option) for option in _listed(schema.get(word))]
             if options and None not in options:
                 narrower.append(frozenset().union(*(o for o in options if o is not None)))
         for other in narrower:
