@@ -307,7 +307,7 @@ class EngineSupervisor:
         finally:
             for task in (ended, hung):
                 task.cancel()
-            await asyncio.gather(ended, hung, return_exceptions=True)
+            await asyncio.wait({ended, hung})
 
     def _end_streams(self, client: EngineClient, report: ExitReport) -> None:
         error = EngineDiedError(
