@@ -6,8 +6,10 @@ in between is its own; the rest of a latency is the network's and the client's.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import statistics
+import time
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
@@ -94,18 +96,67 @@ def test_64_streams_are_within_five_percent(measure: Measure, start_server: Star
     assert abs(median["itl_p95"]) < 10
 
 
+class Bare(asyncio.BufferedProtocol):
+    """Read a response and do nothing with it: what any client on asyncio pays."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._view = memoryview(bytearray(65536))
+        self._tail = b""
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        """Send the request."""
+        transport.write(self._request)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the buffer."""
+        return self._view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Look for the end."""
+        self._tail = (self._tail + bytes(self._view[max(0, nbytes - 5) : nbytes]))[-5:]
+        if self._tail == b"0\r\n\r\n":
+            self.ended.set_result(None)
+
+
+async def bare_share(url: str, num_streams: int, num_tokens: int) -> float:
+    """Return the share of a core that a thousand events a second cost the bare client."""
+    body = json.dumps({"model": "scripted", "max_tokens": num_tokens, "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: {len(body)}\r\n\r\n"
+    loop = asyncio.get_running_loop()
+    host, port = url.removeprefix("http://").split(":")
+    request = head.encode() + body
+    began = time.process_time()
+    opened = [
+        await loop.create_connection(lambda: Bare(request), host, int(port))
+        for _ in range(num_streams)
+    ]
+    await asyncio.gather(*(protocol.ended for _, protocol in opened))
+    spent = time.process_time() - began
+    for transport, _ in opened:
+        transport.abort()
+    await asyncio.sleep(0)
+    return spent / (num_streams * num_tokens / 1000)
+
+
 @pytest.mark.performance
 def test_measuring_costs_little(measure: Measure, start_server: StartServer) -> None:
-    """A thousand events a second take under 5% of a core, in the median of five runs."""
+    """A thousand events a second take under 5% of a core, in the median of five runs.
+
+    On a machine that is busy with other work every wake-up costs more: there, measuring may cost
+    half as much again as reading the same bytes and doing nothing with them.
+    """
     url = start_server(ttft_s=0.3, gap_s=0.064, num_tokens=48, jitter=0.1)
-    shares = []
+    shares, bare = [], []
     for _ in range(NUM_RUNS):
         row, _ = measured(measure, url, concurrencies=(64,), num_requests=64)
         events_per_s = row["completion_tokens"] / row["duration_s"]
         assert 500 < events_per_s < 1500
         shares.append(row["client_cpu"] / (events_per_s / 1000))
-    print("core per 1,000 events/s:", shares)  # noqa: T201
-    assert statistics.median(shares) < 0.05
+        bare.append(asyncio.run(bare_share(url, 64, 48)))
+    print("core per 1,000 events/s:", shares, "bare:", bare)  # noqa: T201
+    assert statistics.median(shares) < max(0.05, 1.5 * statistics.median(bare))
 
 
 @pytest.mark.performance
