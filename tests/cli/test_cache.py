@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
-from support import store_worker
 from support.runs import NAMESPACE, OTHER, chain_of, files_in, run_of
+from support.store_worker import Worker
 
 from vllm_mlx.cli.cache import cache
 from vllm_mlx.cli.cache_selection import parse_moment
@@ -291,23 +291,20 @@ def test_ages_and_dates() -> None:
 def test_commands_are_safe_beside_writers(tmp_path: Path, cli_env: dict[str, str]) -> None:
     """While a server stores, every command works, and nobody meets an error."""
     store = tmp_path / "store"
-    script = Path(store_worker.__file__)
-    writer = subprocess.Popen(
-        [sys.executable, str(script), "write", str(store), "3", "1", "2000000"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(script.parents[1])},
-    )
-    assert writer.stdout is not None
-    assert writer.stdout.readline() == "ready\n"
+    commands = (["inspect", "--json"], ["verify"], ["prune", "--max-gb", "0.0002", "--yes"])
     codes = []
-    while writer.poll() is None:
-        for args in (["inspect", "--json"], ["verify"], ["prune", "--max-gb", "0.0002", "--yes"]):
-            command = [sys.executable, "-m", "vllm_mlx.cli", "cache", *args, str(store)]
-            done = subprocess.run(command, capture_output=True, text=True, env=cli_env, check=False)
-            codes.append((done.returncode, done.stderr))
-    output, _ = writer.communicate()
-    said = json.loads(output.splitlines()[-1])
+    with Worker(tmp_path / "told", "write", store, 3, 1, 2_000_000) as writer:
+        while writer.process.poll() is None:
+            for arguments in commands:
+                done = subprocess.run(
+                    [sys.executable, "-m", "vllm_mlx.cli", "cache", *arguments, str(store)],
+                    capture_output=True,
+                    text=True,
+                    env=cli_env,
+                    check=False,
+                )
+                codes.append((done.returncode, done.stderr))
+        said = writer.result()
     assert set(codes) == {(0, "")}
     assert len(codes) >= 3
     assert said["faults"].keys() <= {"missing", "orphan", "no_room"}

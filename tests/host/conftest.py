@@ -88,10 +88,13 @@ def running(make_supervisor: MakeSupervisor) -> Running:
 def nothing_left_behind() -> Iterator[None]:
     """Fail a test that leaves a child process, a zombie or an open file behind."""
     this = psutil.Process()
+    before = this.children(recursive=True)
     num_fds = this.num_fds()
     yield
-    children = this.children(recursive=True)
-    for child in children:
+    # What an earlier test left is that test's fault, and may not fail every one behind it.
+    left = [child for child in this.children(recursive=True) if child not in before]
+    for child in left:
         child.kill()
-    assert children == []
+    psutil.wait_procs(left, timeout=10)
+    assert left == []
     assert this.num_fds() <= num_fds

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import sqlite3
-import subprocess
-import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import store_worker
 from support.runs import files_in, is_right
+from support.store_worker import Worker
 
 from vllm_mlx.engine.kv.disk_format import read_run
 from vllm_mlx.engine.kv.disk_tier import DiskTier
 
-SCRIPT = Path(store_worker.__file__)
-
 #: What may happen to a process whose neighbours evict and prune: no fault of disk, file or index.
 EXPECTED = {"missing", "orphan", "no_room"}
-
-
-def start(kind: str, store: Path, seconds: float, seed: int, *cap: int) -> subprocess.Popen[str]:
-    """Start a worker."""
-    arguments = [kind, str(store), str(seconds), str(seed), *map(str, cap)]
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])},
-    )
 
 
 def read_all(store: Path) -> set[str]:
@@ -61,13 +45,11 @@ def kill_while_writing(store: Path, rounds: int, seed: int, *cap: int) -> None:
     numbers = random.Random(seed)
     stored: set[str] = set()
     for round_number in range(rounds):
-        with start("write", store, 60, seed + round_number, *cap) as writer:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == "ready\n"
+        with Worker(store.parent / "told", "write", store, 60, seed + round_number, *cap) as writer:
             time.sleep(numbers.random() * 0.3)
-            writer.kill()
-            # The last line may be cut off.
-            stored |= {line.strip() for line in writer.stdout if line.endswith("\n")}
+            writer.process.kill()
+            writer.process.wait()
+            stored |= set(writer.lines()[1:])
         assert cap or stored <= read_all(store)
         tier = DiskTier.open(store, None)
         assert tier.stats().faults == {}
@@ -100,16 +82,16 @@ def share(store: Path, seconds: float) -> list[dict[str, Any]]:
     """Let two writers, a reader and a pruner share a store; return what each of them says."""
     cap = 600_000
     kinds = ("write", "write", "read", "prune")
-    workers = [start(kind, store, seconds, seed, cap) for seed, kind in enumerate(kinds)]
     peak = 0
-    while any(worker.poll() is None for worker in workers[2:]):
-        peak = max(peak, size_of(store))
-        time.sleep(0.05)
-    said = []
-    for worker in workers:
-        output, _ = worker.communicate(timeout=60)
-        assert worker.returncode == 0
-        said.append(json.loads(output.splitlines()[-1]))
+    with ExitStack() as stack:
+        workers = []
+        for seed, kind in enumerate(kinds):
+            worker = Worker(store.parent / f"told-{seed}", kind, store, seconds, seed, cap)
+            workers.append(stack.enter_context(worker))
+        while any(worker.process.poll() is None for worker in workers):
+            peak = max(peak, size_of(store))
+            time.sleep(0.05)
+        said = [worker.result() for worker in workers]
     assert cap / 2 < peak <= cap
     return said
 

@@ -7,10 +7,13 @@ last hash; at its end every worker prints one line of JSON: its counters and wha
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from support.runs import NAMESPACE, OTHER, chain_of, is_right, run_of
@@ -19,6 +22,45 @@ from vllm_mlx.engine.kv.disk_tier import DiskTier
 
 #: Chains share their first blocks and differ in later ones.
 BRANCHES = (3, 4, 6, 6, 6, 6)
+
+
+class Worker:
+    """Run this script as a process of its own.
+
+    What it says goes to a file: a pipe that nobody reads fills up and stops the one who writes.
+    """
+
+    def __init__(self, told: Path, kind: str, store: Path, *arguments: float) -> None:
+        self._told = told
+        with told.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, kind, str(store), *map(str, arguments)],
+                stdout=output,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            )
+
+    def __enter__(self) -> Worker:
+        """Wait until it has opened the store."""
+        while not self.lines() and self.process.poll() is None:
+            time.sleep(0.01)
+        assert self.lines()[:1] == ["ready"]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave no process behind, whatever happened."""
+        self.process.kill()
+        self.process.wait()
+
+    def lines(self) -> list[str]:
+        """Return what it has said; a last line that is cut off does not count."""
+        lines = self._told.read_text().splitlines(keepends=True)
+        return [line.strip() for line in lines if line.endswith("\n")]
+
+    def result(self) -> dict[str, Any]:
+        """Wait for its end and return its counters and what went wrong."""
+        assert self.process.wait(60) == 0
+        result: dict[str, Any] = json.loads(self.lines()[-1])
+        return result
 
 
 def say(line: str) -> None:
