@@ -138,10 +138,14 @@ POLICIES: Mapping[type[Body], Mapping[str, FieldPolicy]] = {
 }
 
 
-def check_fields(body: Body) -> None:
+#: The classes of the fields of some API's schemas.
+Policies = Mapping[type[Body], Mapping[str, FieldPolicy]]
+
+
+def check_fields(body: Body, policies: Policies = POLICIES) -> None:
     """Raise `InvalidRequestError` that names the first refused field which asks for something."""
     for path, part in _walk(body):
-        for name, policy in POLICIES[type(part)].items():
+        for name, policy in policies[type(part)].items():
             value = getattr(part, name)
             if policy.use is not FieldUse.REFUSED or value is None:
                 continue

@@ -8,38 +8,42 @@ from quart import request
 
 from vllm_mlx.engine.errors import InvalidRequestError
 from vllm_mlx.server.openai.body_limits import LARGE_BODY_BYTES
-from vllm_mlx.server.openai.fields import unknown_fields
+from vllm_mlx.server.openai.fields import POLICIES, Policies, unknown_fields
 from vllm_mlx.server.openai.schemas import Body, GenerationBody
 from vllm_mlx.server.openai.translate import Limits
 from vllm_mlx.server.openai.validation import BYTE_ORDER_MARK, decode_object, validate
 from vllm_mlx.server.request_context import current_context
 from vllm_mlx.server.runtime import ServerRuntime
 from vllm_mlx.server.served_model import ServedModel
+from vllm_mlx.server.warm_prompts import RECORDED_PATHS
 
 BodyT = TypeVar("BodyT", bound=Body)
 
 
-async def read_body(runtime: ServerRuntime, schema: type[BodyT]) -> BodyT:
+async def read_body(
+    runtime: ServerRuntime, schema: type[BodyT], policies: Policies = POLICIES
+) -> BodyT:
     """Read and check the body of the request at hand; raise `InvalidRequestError`.
 
-    A large one is checked on a thread, where it delays no stream.
+    A large one is checked on a thread, where it delays no stream. What `warm` can read is
+    recorded, if that is asked for.
     """
     raw = await request.get_data(cache=False, as_text=False, parse_form_data=False)
     raw = raw.removeprefix(BYTE_ORDER_MARK)
     if len(raw) <= LARGE_BODY_BYTES:
-        body, names = _checked(schema, raw)
+        body, names = _checked(schema, raw, policies)
     else:
-        body, names = await runtime.run_aside(lambda: _checked(schema, raw))
+        body, names = await runtime.run_aside(lambda: _checked(schema, raw, policies))
     if names:
         current_context().ignored_fields = runtime.unknown_fields.record(names)
-    if runtime.recorder is not None and isinstance(body, GenerationBody):
+    if runtime.recorder is not None and request.path in RECORDED_PATHS:
         runtime.recorder.record(request.path, raw)
     return body
 
 
-def _checked(schema: type[BodyT], raw: bytes) -> tuple[BodyT, list[str]]:
+def _checked(schema: type[BodyT], raw: bytes, policies: Policies) -> tuple[BodyT, list[str]]:
     """Return the body and the names of its unknown fields; pure, for any thread."""
-    body = validate(schema, decode_object(raw))
+    body = validate(schema, decode_object(raw), policies)
     return body, unknown_fields(body)
 
 

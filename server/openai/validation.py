@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from vllm_mlx.engine.errors import InvalidRequestError
 from vllm_mlx.server.openai.body_limits import check_counts, check_marks
-from vllm_mlx.server.openai.fields import check_fields
+from vllm_mlx.server.openai.fields import POLICIES, Policies, check_fields
 from vllm_mlx.server.openai.schemas import Body
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -50,8 +50,8 @@ def decode_object(raw: bytes) -> dict[str, Any]:
     return decoded
 
 
-def validate(schema: type[BodyT], fields: dict[str, Any]) -> BodyT:
-    """Check `fields` against `schema` and the field policy.
+def validate(schema: type[BodyT], fields: dict[str, Any], policies: Policies = POLICIES) -> BodyT:
+    """Check `fields` against `schema` and the field policies of its API.
 
     Raises `InvalidRequestError` that names the first wrong or unsupported field.
     """
@@ -61,7 +61,7 @@ def validate(schema: type[BodyT], fields: dict[str, Any]) -> BodyT:
         raise _first_fault(error) from None
     except RecursionError:
         raise InvalidRequestError("the request body is nested too deeply") from None
-    check_fields(body)
+    check_fields(body, policies)
     return body
 
 
