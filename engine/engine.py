@@ -127,6 +127,7 @@ class Engine:
             drawn = self._advance(self._runner.collect())
             self._release_finished()
             plan = self._scheduler.schedule()
+            self._stats.planned(plan)
             self._runner.forward(plan.decode)
             self._decode_text(drawn)
             self._runner.sample(plan.decode, self._eos)
@@ -137,7 +138,9 @@ class Engine:
             self._fail_all(error)
         if not self._scheduler.has_work:
             self._release_memory()
-        return StepOutputs(rows=self._report())
+        rows = self._report()
+        self._stats.end_step(self._scheduler)
+        return StepOutputs(rows=rows)
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the counters and of every open request."""

@@ -162,6 +162,7 @@ class OutputProcessor:
             num_cached_tokens=sequence.num_cached,
             num_completion_tokens=len(sequence.output),
             departs_at=sequence.departs_at,
+            timings=sequence.timings() if finish else None,
         )
         row.text = ""
         row.token_ids = []

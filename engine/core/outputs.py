@@ -40,6 +40,20 @@ class ErrorInfo(msgspec.Struct, frozen=True):
         return kind(self.message)
 
 
+class RowTimings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Say how long the parts of a row took, in seconds on the engine's clock.
+
+    A part that the row did not get to is None; a preemption's time counts to the part it fell in.
+    """
+
+    #: From its arrival at the engine to the first step that computed for it.
+    queue_s: float | None = None
+    #: From there to its first token.
+    prefill_s: float | None = None
+    #: From its first token to its last.
+    decode_s: float | None = None
+
+
 class RowOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Carry what is new for one request; exactly one per request has a `finish_reason`."""
 
@@ -64,6 +78,8 @@ class RowOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_completion_tokens: int = 0
     #: Where the prompt departs from what is stored; looked for only while logging for debugging.
     departs_at: int | None = None
+    #: With the final output, where the engine itself has made it.
+    timings: RowTimings | None = None
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="step_outputs"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from vllm_mlx.engine.core.outputs import ErrorInfo, FinishReason, unpack_tokens
+from vllm_mlx.engine.core.outputs import ErrorInfo, FinishReason, RowTimings, unpack_tokens
 from vllm_mlx.engine.core.request import GenerationRequest, SamplingParams
 from vllm_mlx.engine.core.stats import CacheHitType
 
@@ -60,7 +60,10 @@ class Sequence:
     num_preemptions: int = 0
     #: Positions of the prompt whose logits have been looked at, of a request that asks for them.
     num_prompt_scored: int = 0
+    #: When a step first computed for it, and when it got its first and its newest token.
+    started_s: float | None = None
     first_token_s: float | None = None
+    last_token_s: float | None = None
 
     @classmethod
     def of(
@@ -134,6 +137,15 @@ class Sequence:
     def must_go_on(self) -> bool:
         """Say whether `min_tokens` still forbids every kind of stop."""
         return len(self.output) < self.sampling.min_tokens
+
+    def timings(self) -> RowTimings:
+        """Return how long its parts took so far."""
+        started, first, last = self.started_s, self.first_token_s, self.last_token_s
+        return RowTimings(
+            queue_s=None if started is None else started - self.added_s,
+            prefill_s=None if started is None or first is None else first - started,
+            decode_s=None if first is None or last is None else last - first,
+        )
 
     def tokens_between(self, start: int, stop: int) -> list[int]:
         """Return tokens `start` to `stop` of prompt and output together."""

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from vllm_mlx.engine.core.histogram import HistogramCounts
+
 Phase = Literal["queued", "prefill", "generation"]
 
 
@@ -108,6 +110,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="engine_stats")
     #: Prompt tokens that a forward pass really computed.
     prefilled_tokens: int = 0
     num_preemptions: int = 0
+    #: Times between the tokens of each row, by `TOKEN_GAP_BOUNDS_S`.
+    token_gaps: HistogramCounts | None = None
     #: Allocated and largest allowed bytes of KV.
     kv_bytes: int = 0
     kv_budget_bytes: int = 0

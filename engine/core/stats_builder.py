@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from vllm_mlx.engine.core.histogram import TOKEN_GAP_BOUNDS_S, Histogram
+from vllm_mlx.engine.core.scheduler import StepPlan
 from vllm_mlx.engine.core.sequence import Sequence, SequenceStatus
 from vllm_mlx.engine.core.stats import (
     DeviceMemory,
@@ -13,6 +15,7 @@ from vllm_mlx.engine.core.stats import (
     PrefixStats,
     RequestStats,
 )
+from vllm_mlx.engine.core.step_log import StepLog
 
 _PHASES: dict[SequenceStatus, Phase] = {
     SequenceStatus.WAITING: "queued",
@@ -48,16 +51,42 @@ class StatsBuilder:
         self._prompt_tokens = 0
         self._completion_tokens = 0
         self._prefilled_tokens = 0
+        self._token_gaps = Histogram(TOKEN_GAP_BOUNDS_S)
+        self._step_log = StepLog(clock)
 
     def begin_step(self) -> None:
         """Count a step."""
         self._steps += 1
+        self._step_log.begin()
+
+    def planned(self, plan: StepPlan) -> None:
+        """Note which sequences start now, and what the step computes."""
+        now = self._clock()
+        prefilling = [chunk.sequence for chunk in plan.prefill]
+        started = [s for s in (*plan.decode, *prefilling) if s.started_s is None]
+        for sequence in started:
+            sequence.started_s = now
+        self._step_log.planned(
+            num_decoded=len(plan.decode),
+            num_prefilled=sum(chunk.size for chunk in plan.prefill),
+            num_hits=sum(sequence.num_cached for sequence in started),
+        )
+
+    def end_step(self, queues: QueueCounts) -> None:
+        """Log the step, where that is wanted."""
+        self._step_log.end(
+            self._steps, num_waiting=queues.num_waiting, num_running=queues.num_running
+        )
 
     def token(self, sequence: Sequence) -> None:
-        """Count a token that a row was given."""
+        """Count a token that a row was given, and the time since its last one."""
+        now = self._clock()
         self._completion_tokens += 1
-        if sequence.first_token_s is None:
-            sequence.first_token_s = self._clock()
+        if sequence.first_token_s is None or sequence.last_token_s is None:
+            sequence.first_token_s = now
+        else:
+            self._token_gaps.observe(now - sequence.last_token_s)
+        sequence.last_token_s = now
 
     def prefilled(self, num_tokens: int) -> None:
         """Count prompt tokens that a forward computes."""
@@ -89,6 +118,7 @@ class StatsBuilder:
             completion_tokens=self._completion_tokens,
             prefilled_tokens=self._prefilled_tokens,
             num_preemptions=queues.num_preemptions,
+            token_gaps=self._token_gaps.snapshot(),
             kv_bytes=kv_bytes,
             kv_budget_bytes=kv_budget_bytes,
             memory=memory,

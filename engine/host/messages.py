@@ -3,7 +3,7 @@
 Frames are a 4-byte big-endian length, then msgpack. `LoadModel` is the first message to the
 engine; it answers with `LoadProgress` messages, then `ModelInfo` or `LoadFailed`. From then on
 every step that has something to say sends one `StepOutputs`; `EngineStats` answers `GetStats`, and
-`CacheCleared` answers `ClearCache`.
+is sent once a second while the engine works; `CacheCleared` answers `ClearCache`.
 `Shutdown` ends the process in order; the end of the socket ends it at once.
 """
 
@@ -27,7 +27,7 @@ class LoadModel(msgspec.Struct, frozen=True, tag="load_model"):
 
     model: ModelConfig
     engine: EngineConfig
-    #: Least level that the engine process logs its own records at, as `logging` names it.
+    #: Least level that the engine process logs its own records at, as `logging` names it, or STEP.
     log_level: str = "INFO"
 
 

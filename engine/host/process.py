@@ -18,6 +18,7 @@ import msgspec
 
 from vllm_mlx.engine.host.messages import STACKS_SIGNAL, FromEngine, ToEngine
 from vllm_mlx.engine.host.transport import EngineChannel
+from vllm_mlx.engine.logs import read_record
 
 logger = logging.getLogger("vllm_mlx.engine.process")
 
@@ -77,8 +78,9 @@ class ExitReport(msgspec.Struct, frozen=True):
 class ProcessLog(asyncio.Protocol):
     """Log a process's output line by line and remember the last lines.
 
-    A line that starts with the name of a log level is logged at that level, and what follows it
-    (a traceback) too. Of a line that was redrawn by carriage returns only the last state counts.
+    A record that the process logged is logged here as it was there. Any other line that starts
+    with the name of a log level is logged at that level, and what follows it too. Of a line that
+    was redrawn by carriage returns only the last state counts.
     """
 
     def __init__(self) -> None:
@@ -111,12 +113,25 @@ class ProcessLog(asyncio.Protocol):
         text = line.rstrip().rpartition(b"\r")[2].decode("utf-8", "replace")
         if not text:
             return
+        record = read_record(text)
+        if record is not None:
+            self._pass_on(record)
+            return
         first, _, rest = text.partition(" ")
         level = logging.getLevelNamesMapping().get(first)
         if level is not None:
             self._level, text = level, rest
         self._lines.append(text)
         logger.log(self._level, "%s", text)
+
+    def _pass_on(self, record: logging.LogRecord) -> None:
+        # Its traceback is part of it: what comes next is of nobody knows which level.
+        self._level = logging.INFO
+        words = f"{record.name}: {record.getMessage()}\n{record.exc_text or ''}"
+        self._lines.extend(line for line in words.splitlines() if line)
+        owner = logging.getLogger(record.name)
+        if owner.isEnabledFor(record.levelno):
+            owner.handle(record)
 
 
 class EngineProcess:

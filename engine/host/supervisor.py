@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -31,6 +31,9 @@ from vllm_mlx.engine.host.watchdog import StepWatchdog, is_stopped
 logger = logging.getLogger(__name__)
 
 EnginePhase = Literal["loading", "ready", "restarting", "failed", "draining", "stopped"]
+
+#: Called with statistics and the id of the process that they are of.
+StatsListener = Callable[[EngineStats, int], None]
 
 #: What to tell a client to wait for a load whose length nobody has seen yet.
 _UNKNOWN_LOAD_S = 5.0
@@ -82,7 +85,7 @@ class EngineSupervisor:
         """Prepare; `command` starts another worker than ours and gets `--fd N` appended.
 
         `stop_grace_s` is how long a process asked to shut down may take before it is killed, and
-        `log_level` what it logs, as `logging` names levels.
+        `log_level` what it logs, as `logging` names levels, or STEP.
         """
         self._model = model
         self._engine = engine
@@ -99,6 +102,7 @@ class EngineSupervisor:
         self._stop_task: asyncio.Task[None] | None = None
         self._drain_ended = asyncio.Event()
         self._load_error: VllmMlxError | None = None
+        self._stats_listener: StatsListener = _nobody
         self._started_at = 0.0
         self._ready_at: float | None = None
         self._load_s = _UNKNOWN_LOAD_S
@@ -201,6 +205,10 @@ class EngineSupervisor:
         if self._client is None or self._state.phase not in ("ready", "draining"):
             raise self._unavailable()
         return await self._client.stats(timeout_s)
+
+    def on_stats(self, listener: StatsListener) -> None:
+        """Have `listener` told whatever the engine says of its work, and by which process."""
+        self._stats_listener = listener
 
     async def clear_cache(self, *, ram: bool, ssd: bool) -> CacheCleared:
         """Remove stored prefixes that are not in use, those on SSD of this model only.
@@ -326,6 +334,8 @@ class EngineSupervisor:
         elif isinstance(message, LoadFailed):
             self._load_error = message.error.to_error()
         elif self._client is not None:
+            if isinstance(message, EngineStats) and self._process is not None:
+                self._stats_listener(message, self._process.pid)
             self._client.deliver(message)
 
     def _become_ready(self, info: ModelInfo) -> None:
@@ -407,3 +417,7 @@ def _given_up(cause: VllmMlxError, num_deaths: int) -> VllmMlxError:
         f"gave up after {num_deaths} deaths in a row before any output; the last: {cause.message}"
     )
     return msgspec.structs.replace(info, message=message).to_error()
+
+
+def _nobody(stats: EngineStats, pid: int) -> None:
+    del stats, pid

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -36,6 +37,7 @@ from vllm_mlx.engine.host.messages import (
 )
 from vllm_mlx.engine.host.parent_watch import watch_parent
 from vllm_mlx.engine.host.transport import WorkerConnection
+from vllm_mlx.engine.logs import RecordFormatter, set_level
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ EXIT_INTERNAL = 70
 
 #: How long the reason of a failed load may take to get through to a parent that is not reading.
 _FLUSH_TIMEOUT_S = 5.0
+#: How often an engine at work says unasked what it has done.
+_STATS_EVERY_S = 1.0
 #: How often an engine without work looks whether prefixes have been removed.
 _CLEARING_POLL_S = 0.01
 
@@ -111,7 +115,7 @@ def run_worker(connection: WorkerConnection, load: EngineFactory) -> int:
     request = _first_message(connection)
     if request is None:
         return EXIT_DONE
-    logging.getLogger("vllm_mlx").setLevel(request.log_level)
+    set_level(request.log_level)
     engine = _load(connection, request, load)
     if engine is None:
         return EXIT_LOAD_FAILED
@@ -159,6 +163,7 @@ def _load(
 def _serve(connection: WorkerConnection, engine: SteppedEngine) -> None:
     """Step while there is work; without any, do what can wait, then sleep on the socket."""
     clearings: list[Clearing] = []
+    told_at = time.monotonic()
     while True:
         if not engine.has_work:
             idle_s = _CLEARING_POLL_S if clearings else None
@@ -184,6 +189,11 @@ def _serve(connection: WorkerConnection, engine: SteppedEngine) -> None:
             outputs = engine.step()
             if outputs.rows:
                 connection.send(outputs)
+            if time.monotonic() - told_at >= _STATS_EVERY_S:
+                # Whoever asks cannot always wait for the end of a step, and after a death nobody
+                # could ask.
+                told_at = time.monotonic()
+                connection.send(engine.stats())
 
 
 def _answer(connection: WorkerConnection, clearing: Clearing) -> bool:
@@ -198,8 +208,11 @@ def _configure_process() -> None:
     faulthandler.enable()
     # The supervisor asks for the stacks before it ends a process whose step hangs.
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
-    # The level names let the parent log each line at its level again.
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    # The parent logs each record again as its own user wants it.
+    handler = logging.StreamHandler()
+    handler.setFormatter(RecordFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.captureWarnings(True)
     # Ctrl-C is for the parent, which then drains; SIGTERM, even if inherited ignored, is for us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

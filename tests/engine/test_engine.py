@@ -9,7 +9,7 @@ import pytest
 from support.engines import Driver, make_engine, random_prompt, reference, tiny_model
 from support.tiny_models import VOCAB_SIZE
 
-from vllm_mlx.engine.core.outputs import ErrorInfo
+from vllm_mlx.engine.core.outputs import ErrorInfo, RowTimings
 
 
 def greedy(prompt: list[int], count: int) -> list[int]:
@@ -127,6 +127,35 @@ def test_an_aborted_row_ends_at_the_next_step_wherever_it_is() -> None:
     driver.run()
     stats = engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_bytes) == (0, 0, 0)
+
+
+def test_the_final_output_says_how_long_each_part_took() -> None:
+    """Parts that a row did not get to are missing; the gaps between all tokens are counted."""
+    engine = make_engine(max_num_seqs=1)
+    driver = Driver(engine)
+    driver.add("first", random_prompt(70, 1), max_tokens=5)
+    driver.add("one token", random_prompt(3, 2), max_tokens=1)
+    driver.add("queued", random_prompt(3, 3), max_tokens=5)
+    driver.step()
+    engine.abort("queued")
+    results = driver.run()
+    timings = {name: result.final.timings for name, result in results.items() if result.final}
+    first, one, queued = timings["first"], timings["one token"], timings["queued"]
+    assert first is not None
+    assert one is not None
+    assert queued == RowTimings()
+    assert first.queue_s is not None
+    assert first.prefill_s is not None
+    assert first.decode_s is not None
+    assert one.queue_s is not None
+    assert min(first.queue_s, first.prefill_s, first.decode_s) >= 0
+    # It waited for all of the first.
+    assert one.queue_s >= first.prefill_s + first.decode_s
+    assert one.decode_s == 0
+    gaps = engine.stats().token_gaps
+    assert gaps is not None
+    assert sum(gaps.counts) == 4
+    assert gaps.total == pytest.approx(first.decode_s)
 
 
 def test_a_finished_row_is_freed_within_one_step_even_if_it_was_the_last() -> None:

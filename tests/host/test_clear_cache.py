@@ -60,12 +60,12 @@ async def test_the_engine_process_logs_at_the_given_level(
     """Debug records of the engine come through only where they were asked for."""
     caplog.set_level(logging.DEBUG)
 
-    def logged() -> list[tuple[str, str]]:
-        return [(r.levelname, r.message) for r in caplog.records if "fake" in r.message]
+    def logged() -> list[tuple[str, str, str]]:
+        return [(r.levelname, r.name, r.message) for r in caplog.records if "fake" in r.name]
 
     async with running(log_level=level) as supervisor:
         await supervisor.clear_cache(ram=True, ssd=False)
     # What it says at its end comes after everything else.
-    while ("WARNING", "fake: closed") not in logged():
+    while ("WARNING", "fake", "closed") not in logged():
         await asyncio.sleep(0.01)
-    assert is_logged == (("DEBUG", "vllm_mlx.fake: clearing") in logged())
+    assert is_logged == (("DEBUG", "vllm_mlx.fake", "clearing") in logged())
