@@ -143,12 +143,6 @@ class DiskTier:
             self._count(num_runs_read=1, read_bytes=run.num_bytes, read_s=seconds)
         return run
 
-    def read_bytes_per_s(self) -> float | None:
-        """Return how fast runs were read so far, None before the first; costs nothing."""
-        with self._done_lock:
-            done = self._done
-        return done.read_bytes / done.read_s if done.read_s else None
-
     def touch(self, hashes: Sequence[bytes]) -> None:
         """Count a use of a chain from its first block on; returns at once."""
         self._catalog.touch(hashes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -18,6 +19,8 @@ DEFAULT_QUEUE_BYTES = 1 << 30
 
 #: How often uses are saved and the folder is looked at while nothing is written.
 _MAINTENANCE_INTERVAL_S = 5.0
+#: Threads that read, of a machine that has more processors than that.
+_NUM_READERS = max(2, min(4, (os.cpu_count() or 2) // 2))
 #: Runs of one chain that are read ahead of who takes them.
 _RUNS_AHEAD = 4
 #: How long `close` waits for the run that is being written.
@@ -222,9 +225,12 @@ class RunStream:
 
 
 class DiskReader:
-    """Own threads that read runs, and hand them over as futures; `close` after use."""
+    """Own threads that read runs, and hand them over as futures; `close` after use.
 
-    def __init__(self, tier: DiskTier, num_threads: int = 2) -> None:
+    Most of a thread's time goes into checksums, so that more of them read faster.
+    """
+
+    def __init__(self, tier: DiskTier, num_threads: int = _NUM_READERS) -> None:
         self._tier = tier
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="prefix-reader")
 

@@ -17,15 +17,12 @@ from vllm_mlx.engine.kv.disk_format import MAX_RUN_BLOCKS, StoredRun
 from vllm_mlx.engine.kv.disk_tier import DiskTier
 from vllm_mlx.engine.kv.disk_writer import DiskReader, DiskWriter, RunStream
 from vllm_mlx.engine.kv.prefix_tree import Node
+from vllm_mlx.engine.kv.restore_cost import RestoreCost
 
 logger = logging.getLogger(__name__)
 
 #: A prefix of this many tokens is worth storing at its first use; a shorter one at its second.
 HOT_TOKENS = 1024
-#: Assumed until a read was measured.
-_FIRST_READ_BYTES_PER_S = 500e6
-#: Weight of the newest measurement of the rate of computing.
-_SMOOTHING = 0.3
 #: Runs that wait to be written before an idle engine hands over more.
 _RUNS_BEHIND = 4
 #: How long a removal waits for what was handed over before it.
@@ -55,7 +52,7 @@ class Spill:
         #: What this process has stored or found stored, by block.
         self._stored: dict[bytes, frozenset[str]] = {}
         self._num_orphans = 0
-        self._compute_s_per_token: float | None = None
+        self._cost = RestoreCost()
         self._num_spilled = 0
         self._num_restored = 0
         self._num_declined = 0
@@ -112,19 +109,17 @@ class Spill:
             self._stored[block_hash] = self._stored.get(block_hash, frozenset()) | block.kinds
         return found
 
-    def computed(self, num_tokens: int, seconds: float) -> None:
+    def computed(self, start: int, num_tokens: int, seconds: float) -> None:
         """Learn how long computing prompt tokens takes, everything else that runs included."""
-        if num_tokens > 0 and seconds > 0:
-            new = seconds / num_tokens
-            old = self._compute_s_per_token
-            self._compute_s_per_token = new if old is None else old + _SMOOTHING * (new - old)
+        self._cost.computed(start, num_tokens, seconds)
 
-    def is_worthwhile(self, num_tokens: int, num_bytes: int) -> bool:
-        """Say whether reading is predicted to be faster than computing."""
-        if self._compute_s_per_token is None:
-            return True
-        rate = self._tier.read_bytes_per_s() or _FIRST_READ_BYTES_PER_S
-        is_faster = num_bytes / rate < num_tokens * self._compute_s_per_token
+    def restored(self, num_bytes: int, seconds: float) -> None:
+        """Learn how long blocks took from disk to the device, the same included."""
+        self._cost.restored(num_bytes, seconds)
+
+    def is_worthwhile(self, start: int, num_tokens: int, num_bytes: int) -> bool:
+        """Say whether reading tokens from `start` on is predicted to be faster than computing."""
+        is_faster = self._cost.is_worthwhile(start, num_tokens, num_bytes)
         self._num_declined += not is_faster
         return is_faster
 

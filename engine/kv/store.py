@@ -62,6 +62,8 @@ class _Row:
     is_awaited: bool = False
     #: Blocks on their way from disk, and the nodes that must not be evicted until they are used.
     restore: RunStream | None = None
+    restore_began_s: float = 0.0
+    restored_bytes: int = 0
     was_restored: bool = False
     held: list[Node[Block]] = field(default_factory=list)
     #: When the last chunk ended.
@@ -176,7 +178,7 @@ class PrefixStore:
     def after_chunk(self, sequence: TokenSequence, num_tokens: int) -> None:
         """Capture windows and state that the next chunk would replace; store if one waits."""
         row = self._row(sequence)
-        self._learn_rate(row, num_tokens)
+        self._learn_rate(row, sequence.num_computed - num_tokens, num_tokens)
         caches = self._layout.private_caches(sequence.id)
         if self._codec.window is not None:
             self._capture_windows(sequence, row, caches)
@@ -305,7 +307,8 @@ class PrefixStore:
         if gained <= 0:
             return False
         num_bytes = gained * self._codec.block_bytes
-        if not self._spill.is_worthwhile(gained * self.block_size, num_bytes):
+        start = (depth - gained) * self.block_size
+        if not self._spill.is_worthwhile(start, gained * self.block_size, num_bytes):
             return False
         wanted = [self._rule.needed(i, depth) for i in range(depth)]
         missing = [
@@ -313,6 +316,7 @@ class PrefixStore:
             for i, kinds in enumerate(wanted)
         ]
         row.restore = self._spill.begin_restore(hashes[:depth], missing)
+        row.restore_began_s, row.restored_bytes = self._clock(), 0
         self._hold(row, self._tree.match(hashes[:depth]))
         return True
 
@@ -326,7 +330,9 @@ class PrefixStore:
             for block_hash, block in self._spill.load(run):
                 self._put(row, block_hash, parent, block)
                 parent = block_hash
+            row.restored_bytes += run.num_bytes
         if row.restore.is_done:
+            self._spill.restored(row.restored_bytes, self._clock() - row.restore_began_s)
             row.restore = None
         return row.restore is not None
 
@@ -369,10 +375,10 @@ class PrefixStore:
         self._tree.release(row.held)
         row.held = []
 
-    def _learn_rate(self, row: _Row, num_tokens: int) -> None:
+    def _learn_rate(self, row: _Row, start: int, num_tokens: int) -> None:
         now = self._clock()
         if self._spill is not None and row.chunk_ended_s is not None:
-            self._spill.computed(num_tokens, now - row.chunk_ended_s)
+            self._spill.computed(start, num_tokens, now - row.chunk_ended_s)
         row.chunk_ended_s = now
 
     def _note_unstored(self, block_hash: bytes) -> None:
