@@ -110,12 +110,28 @@ def load_blas() -> BlasInfo:
     return BlasInfo("reference", None, hint)
 
 
+def prepare_environment() -> None:
+    """Load the best BLAS there is and make float32 mean float32; call before MLX is imported.
+
+    GPU backends of MLX compute float32 products in TF32, with ten bits of fraction, unless
+    `MLX_ENABLE_TF32` is 0. Then a row's logits depend on its batch in the third digit, which is
+    more than this engine promises of float32. Whoever has set the variable decides.
+    """
+    os.environ.setdefault("MLX_ENABLE_TF32", "0")
+    load_blas()
+
+
+def allows_tf32() -> bool:
+    """Say whether MLX may compute float32 products in TF32, where the device can."""
+    return os.environ.get("MLX_ENABLE_TF32", "1") != "0"
+
+
 def require_backend() -> None:
     """Import MLX with the best BLAS there is, or raise `BackendMissingError` with what to install.
 
     Call it before any other import of MLX or mlx-lm in the process.
     """
-    load_blas()
+    prepare_environment()
     try:
         importlib.import_module("mlx.core")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Shared fixtures; BLAS is loaded here, before any test module can import MLX."""
+"""Shared fixtures; the environment of MLX is prepared here, before any test module can import MLX."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from vllm_mlx.engine.config import ModelConfig
 from vllm_mlx.engine.models.progress import ignore_progress
 from vllm_mlx.engine.models.resolve import resolve_model
-from vllm_mlx.engine.platform import load_blas
+from vllm_mlx.engine.platform import prepare_environment
 
-load_blas()
+prepare_environment()
 
 
 @pytest.fixture(scope="session")

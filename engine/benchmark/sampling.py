@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from vllm_mlx.engine.platform import device_name, load_blas
+from vllm_mlx.engine.platform import device_name, prepare_environment
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -121,7 +121,7 @@ def measure(name: str, num_rows: int, vocab_size: int, num_repeats: int) -> Meas
 @click.option("--repeats", "num_repeats", default=15, show_default=True)
 def main(num_rows: tuple[int, ...], vocab_sizes: tuple[int, ...], num_repeats: int) -> None:
     """Print milliseconds per draw of a batch, here and in a loop of mlx-lm's samplers."""
-    load_blas()
+    prepare_environment()
     click.echo(f"device: {device_name()}; medians of {num_repeats} alternating runs")
     click.echo("")
     click.echo("| rows | vocabulary | settings | draw, ms | loop, ms | loop / draw |")

@@ -13,6 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from vllm_mlx.engine.errors import UnsupportedModelError
 from vllm_mlx.engine.kv.slots import MAX_GROUPS, SlotLayout, make_slot_layout
 from vllm_mlx.engine.kv.stock_caches import cache_arrays
+from vllm_mlx.engine.platform import allows_tf32
 from vllm_mlx.engine.run.attention import install_attention_hook
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 _LENGTHS = (5, 70)
 #: Largest difference of logits, as a share of their spread, by dtype size in bytes.
 _TOLERANCE = {4: 1e-3, 2: 0.1}
+#: The same of float32 for those who let a GPU compute its products in TF32.
+_TF32_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,8 @@ def _prefill(model: Any, layout: SlotLayout, number: int, max_token: int) -> Non
 
 def _is_close(logits: mx.array, expected: mx.array) -> bool:
     tolerance = _TOLERANCE.get(expected.dtype.size, _TOLERANCE[2])
+    if expected.dtype == mx.float32 and allows_tf32():
+        tolerance = _TF32_TOLERANCE
     logits, expected = logits.astype(mx.float32), expected.astype(mx.float32)
     spread = mx.maximum(expected.max() - expected.min(), 1e-6)
     return cast(float, (mx.abs(logits - expected).max() / spread).item()) < tolerance

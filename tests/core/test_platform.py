@@ -10,7 +10,13 @@ import pytest
 
 from vllm_mlx.engine import platform
 from vllm_mlx.engine.errors import BackendMissingError
-from vllm_mlx.engine.platform import load_blas, load_dtype, require_backend
+from vllm_mlx.engine.platform import (
+    allows_tf32,
+    load_blas,
+    load_dtype,
+    prepare_environment,
+    require_backend,
+)
 
 on_linux_cpu = pytest.mark.skipif(
     platform.installed_backend() != "cpu", reason="only MLX's Linux CPU build bundles a BLAS"
@@ -81,6 +87,23 @@ def test_importing_the_platform_does_not_import_mlx() -> None:
         "print([name for name in sys.modules if name.startswith('mlx')])"
     )
     assert run_python(code) == "[]"
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [(None, False), ("0", False), ("1", True)])
+def test_float32_is_exact_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, chosen: str | None, expected: bool
+) -> None:
+    """A GPU's TF32 is off before MLX is imported; a variable that the user has set stands."""
+    monkeypatch.delenv("MLX_ENABLE_TF32", raising=False)
+    assert allows_tf32()
+    if chosen is not None:
+        monkeypatch.setenv("MLX_ENABLE_TF32", chosen)
+    else:
+        # Undone at the end, like what prepare_environment sets.
+        monkeypatch.setenv("MLX_ENABLE_TF32", "")
+        monkeypatch.delenv("MLX_ENABLE_TF32")
+    prepare_environment()
+    assert allows_tf32() is expected
 
 
 def test_device_name_is_one_of_three() -> None:
