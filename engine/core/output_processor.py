@@ -10,6 +10,7 @@ from vllm_mlx.engine.core.logprobs import Logprobs, TokenLogprob
 from vllm_mlx.engine.core.outputs import RowOutput, pack_tokens
 from vllm_mlx.engine.core.sequence import Finish, Sequence
 from vllm_mlx.engine.core.stop import StopMatcher
+from vllm_mlx.engine.core.thinking import ThinkingTracker
 
 
 class TokenDecoder(Protocol):
@@ -28,6 +29,10 @@ class TokenDecoder(Protocol):
 class _RowText:
     decoder: TokenDecoder
     matcher: StopMatcher | None
+    #: Special tokens that are text.
+    shown: dict[int, str]
+    #: None where reasoning is not told apart.
+    tracker: ThinkingTracker | None
     #: Not yet sent.
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -37,6 +42,14 @@ class _RowText:
     #: Of tokens whose text is not all released, with where it ends; their offset is its start.
     held_logprobs: list[tuple[TokenLogprob, int]] = field(default_factory=list)
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
+
+    def decode(self, token_id: int) -> str:
+        """Return the text that a token adds."""
+        shown = self.shown.get(token_id)
+        if shown is None:
+            return self.decoder.add(token_id)
+        # What is held of a character can never be completed across a special token.
+        return self.decoder.flush() + shown
 
     def release(self, text: str) -> None:
         """Add text that is safe to send."""
@@ -64,10 +77,14 @@ class OutputProcessor:
         self._rows: dict[str, _RowText] = {}
 
     def open(self, sequence: Sequence) -> None:
-        """Begin a row."""
-        stop = sequence.sampling.stop
-        matcher = StopMatcher(stop) if stop else None
-        self._rows[sequence.id] = _RowText(self._make_decoder(), matcher)
+        """Begin a row; sets `sequence.forced_token` where its reasoning is to end at once."""
+        params = sequence.sampling
+        matcher = StopMatcher(params.stop) if params.stop else None
+        tracker = ThinkingTracker(params.thinking) if params.thinking is not None else None
+        shown = dict(params.shown_tokens)
+        self._rows[sequence.id] = _RowText(self._make_decoder(), matcher, shown, tracker)
+        if tracker is not None:
+            sequence.forced_token = tracker.forced_token
 
     def add_prompt_logprobs(self, sequence: Sequence, start: int, part: Logprobs) -> None:
         """Take those of the tokens after position `start`; they go out with the first output."""
@@ -80,6 +97,7 @@ class OutputProcessor:
     def take(self, sequence: Sequence, logprob: TokenLogprob | None = None) -> None:
         """Take the row's newest token; sets `sequence.finish` where a stop string completes.
 
+        Sets `sequence.forced_token` to what the row's budget of reasoning leaves it to draw next.
         A stop string that completes in the very token that ended the row otherwise wins over
         `length`, so that the text never holds it.
         """
@@ -87,7 +105,10 @@ class OutputProcessor:
         token = sequence.output[-1]
         row.token_ids.append(token)
         is_end = sequence.finish is not None and sequence.finish.reason == "stop"
-        text = "" if is_end else row.decoder.add(token)
+        text = "" if is_end else row.decode(token)
+        if row.tracker is not None and not is_end:
+            row.tracker.take(text)
+            sequence.forced_token = row.tracker.forced_token
         if logprob is not None:
             row.held_logprobs.append((logprob.at(row.num_decoded), row.num_decoded + len(text)))
         if not is_end:
@@ -161,6 +182,7 @@ class OutputProcessor:
             num_prompt_tokens=len(sequence.prompt),
             num_cached_tokens=sequence.num_cached,
             num_completion_tokens=len(sequence.output),
+            num_reasoning_tokens=row.tracker.num_tokens if row.tracker is not None else 0,
             departs_at=sequence.departs_at,
             timings=sequence.timings() if finish else None,
         )

@@ -58,7 +58,7 @@ class RowOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Carry what is new for one request; exactly one per request has a `finish_reason`."""
 
     request_id: str
-    #: New text, safe to show: no special token, no part of a stop string.
+    #: New text, safe to show: no special token but `shown_tokens`, no part of a stop string.
     text: str = ""
     #: New token ids, those that ended the row included, as little-endian int32.
     token_ids: bytes = b""
@@ -76,6 +76,8 @@ class RowOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_cached_tokens: int = 0
     #: Tokens generated so far.
     num_completion_tokens: int = 0
+    #: Of those, the ones that were drawn within reasoning, its end's marker included.
+    num_reasoning_tokens: int = 0
     #: Where the prompt departs from what is stored; looked for only while logging for debugging.
     departs_at: int | None = None
     #: With the final output, where the engine itself has made it.

@@ -5,6 +5,23 @@ from __future__ import annotations
 import msgspec
 
 
+class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Say how a row's reasoning is told from its answer, and how long it may be."""
+
+    #: The format of the reasoning, by its name in `engine.parsing`, and its own two markers if it
+    #: is the one that takes them.
+    reasoning: str
+    delimiters: tuple[str, str] | None = None
+    #: The format of the calls, which may end reasoning; None where none are read.
+    tools: str | None = None
+    #: The prompt ends within reasoning.
+    starts_inside: bool = False
+    #: Most tokens of reasoning, after which it is closed; None does not limit.
+    max_tokens: int | None = None
+    #: The tokens that close it.
+    closing: tuple[int, ...] = ()
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Say how one request's tokens are drawn and when they end.
 
@@ -40,6 +57,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     #: The same for the prompt's tokens but its first; `max_tokens` may then be 0.
     prompt_logprobs: int | None = None
+    #: Special tokens, with their text, that are part of the row's text: parsers look for them.
+    shown_tokens: tuple[tuple[int, str], ...] = ()
+    #: None where the model's reasoning is not told apart.
+    thinking: Thinking | None = None
 
     @property
     def adjusts_logits(self) -> bool:

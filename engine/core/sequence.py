@@ -64,6 +64,8 @@ class Sequence:
     started_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    #: The only token that may be drawn next; None leaves it to the sampling.
+    forced_token: int | None = None
 
     @classmethod
     def of(

@@ -74,5 +74,6 @@ class RequestStream:
                 num_prompt_tokens=newest.num_prompt_tokens,
                 num_cached_tokens=newest.num_cached_tokens,
                 num_completion_tokens=newest.num_completion_tokens,
+                num_reasoning_tokens=newest.num_reasoning_tokens,
             )
         )

@@ -66,6 +66,11 @@ class StreamParser:
         self._steps = self._parse()
         next(self._steps)
 
+    @property
+    def in_reasoning(self) -> bool:
+        """Say whether what has been read ends within reasoning."""
+        return self._mode is Mode.REASONING
+
     def feed(self, text: str) -> list[Event]:
         """Take the next piece of the text and return the events that it decides."""
         assert not self._is_finished, "the text has ended"

@@ -195,4 +195,5 @@ def row_sampling(sequence: TokenSequence, eos_token_ids: frozenset[int]) -> RowS
         seed=sequence.seed,
         position=len(sequence.output),
         banned=sequence.banned_token_ids(eos_token_ids),
+        forced=sequence.forced_token,
     )

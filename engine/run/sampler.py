@@ -35,6 +35,8 @@ class RowSampling:
     position: int = 0
     #: Token ids that may not be drawn.
     banned: tuple[int, ...] = ()
+    #: The only token that may be drawn, whatever the logits say; None for a free draw.
+    forced: int | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -124,7 +126,7 @@ def draw(logits: mx.array, rows: Sequence[RowSampling | None]) -> Draw:
     (-inf) is then neither drawn nor counted by a filter. A row without any finite logit, or with
     NaN or +inf, gets some token below V; no other row notices.
     """
-    logits = _ban(logits, rows)
+    logits = _force(_ban(logits, rows), rows)
     live = [(index, row) for index, row in enumerate(rows) if row is not None]
     if all(row.is_greedy for _, row in live):
         return Draw(mx.argmax(logits, axis=-1), None, (), logits, rows)
@@ -273,6 +275,22 @@ def _ban(logits: mx.array, rows: Sequence[RowSampling | None]) -> mx.array:
         return logits
     where = np.array(banned, dtype=np.uint32)
     return logits.at[mx.array(where[:, 0]), mx.array(where[:, 1])].minimum(-mx.inf)
+
+
+def _force(logits: mx.array, rows: Sequence[RowSampling | None]) -> mx.array:
+    """Return `logits` with nothing but the forced token in the rows that have one."""
+    forced = [
+        (index, row.forced)
+        for index, row in enumerate(rows)
+        if row is not None and row.forced is not None
+    ]
+    if not forced:
+        return logits
+    where = np.array(forced, dtype=np.int32)
+    alone = mx.arange(logits.shape[-1]) == mx.array(where[:, 1])[:, None]
+    changed = logits + mx.zeros((), dtype=logits.dtype)
+    changed[mx.array(where[:, 0])] = mx.where(alone, 0.0, -mx.inf).astype(logits.dtype)
+    return changed
 
 
 def _take_rows(logits: mx.array, indices: Sequence[int]) -> mx.array:
