@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,6 +12,48 @@ from vllm_mlx.engine.errors import UsageError
 DtypeName = Literal["auto", "float32", "float16", "bfloat16"]
 
 DEMO_MODEL = "demo"
+
+
+#: In place of a parser's name: none at all.
+NO_PARSER = "none"
+
+#: The reasoning parser that is told its two markers: `delimiters:OPEN,CLOSE`.
+_DELIMITERS = "delimiters:"
+
+
+class ChatConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Say how chats become prompts and how the answers are read.
+
+    Raises `UsageError` for a parser that does not exist.
+    """
+
+    #: File of a Jinja template in place of the model's own.
+    chat_template: str | None = None
+    #: Variables of the template where a request does not set them.
+    template_kwargs: dict[str, Any] = {}
+    #: Name of a tool parser, or `none`; None takes what the template shows.
+    tool_parser: str | None = None
+    #: The same for reasoning; also `delimiters:OPEN,CLOSE`.
+    reasoning_parser: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.tool_parser is not None or self.reasoning_parser is not None:
+            # Only now: the formats are many modules.
+            from vllm_mlx.engine.parsing.registry import check_parser_names
+
+            tools = None if self.tool_parser == NO_PARSER else self.tool_parser
+            check_parser_names(tools, *self.reasoning_choice)
+
+    @property
+    def reasoning_choice(self) -> tuple[str | None, tuple[str, str] | None]:
+        """Return the name of the reasoning parser, None for none, and its markers."""
+        name = self.reasoning_parser
+        if name is None or name == NO_PARSER:
+            return None, None
+        if not name.startswith(_DELIMITERS):
+            return name, None
+        opener, _, closer = name.removeprefix(_DELIMITERS).partition(",")
+        return _DELIMITERS[:-1], (opener, closer)
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +69,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     offline: bool = False
     #: Shortens the model's own context length.
     max_model_len: int | None = None
+    chat: ChatConfig = ChatConfig()
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

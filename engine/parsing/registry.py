@@ -140,6 +140,13 @@ def make_parser(
     return StreamParser(formats, found, ToolSet(tool_schemas), in_reasoning=in_reasoning)
 
 
+def check_parser_names(
+    tools: str | None, reasoning: str | None, delimiters: tuple[str, str] | None = None
+) -> None:
+    """Raise `UsageError` for names of formats that do not exist."""
+    make_parser(tools, reasoning, reasoning_delimiters=delimiters)
+
+
 def make_reasoning(
     name: str | None, delimiters: tuple[str, str] | None = None
 ) -> ReasoningFormat | None:

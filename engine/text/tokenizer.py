@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vllm_mlx.engine.config import ChatConfig
 from vllm_mlx.engine.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError
+from vllm_mlx.engine.text.chat_formats import ChatFormats
+from vllm_mlx.engine.text.chat_renderer import ChatRenderer
+from vllm_mlx.engine.text.chat_template_file import read_chat_template
 from vllm_mlx.engine.text.detokenizer import Detokenizer, make_detokenizer_factory
 from vllm_mlx.engine.text.spelling import Spell, make_spell, token_offsets
-
-#: Parameters of `apply_chat_template` that a template may be given through by a request.
-_TEMPLATE_PARAMETERS = frozenset({"documents", "continue_final_message", "kwargs"})
 
 
 class Tokenizer:
@@ -26,8 +26,16 @@ class Tokenizer:
     Long encodings release the GIL.
     """
 
-    def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        eos_token_ids: frozenset[int] = frozenset(),
+        chat: ChatConfig | None = None,
+    ) -> None:
+        """Take a transformers tokenizer; `chat` says how chats are rendered and answers read."""
         self._tokenizer = tokenizer
+        self._chat = chat or ChatConfig()
+        self._renderer: ChatRenderer | None = None
         self._backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
         own_eos = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
         self.eos_token_ids: frozenset[int] = eos_token_ids.union(own_eos)
@@ -44,6 +52,17 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Say whether chats can be rendered."""
         return bool(self._tokenizer.chat_template)
+
+    @property
+    def formats(self) -> ChatFormats:
+        """Return what answers to chats are read with; tries the template out the first time."""
+        return self._chats.formats
+
+    @property
+    def _chats(self) -> ChatRenderer:
+        if self._renderer is None:
+            self._renderer = ChatRenderer(self._tokenizer, self._chat)
+        return self._renderer
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Encode `text`, never with a second beginning-of-sequence token before a spelt-out one.
@@ -97,6 +116,7 @@ class Tokenizer:
     ) -> str:
         """Render a chat with the model's own template, in a sandbox.
 
+        What the template cannot say itself is put into the messages: see `ChatRenderer`.
         `template_kwargs` become variables of the template (`enable_thinking`, ...).
         Raises `InvalidRequestError` where there is no template, where the template refuses the
         messages, and for keyword arguments that would steer the library instead of the template.
@@ -107,28 +127,8 @@ class Tokenizer:
                 "or serve an instruct model",
                 param="messages",
             )
-        reserved = _reserved_parameters(self._tokenizer.apply_chat_template)
-        refused = sorted(reserved.intersection(template_kwargs))
-        if refused:
-            raise InvalidRequestError(
-                f"not a variable of a chat template: {', '.join(refused)}",
-                param="chat_template_kwargs",
-            )
-        try:
-            rendered = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] if tools else None,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **template_kwargs,
-            )
-        except Exception as error:
-            # A template is a program of the model's run on the request's data: it may raise
-            # anything, and whatever it raises ends this request only.
-            raise InvalidRequestError(
-                f"the model's chat template refused the messages: {error}", param="messages"
-            ) from error
-        return str(rendered)
+        options = {"add_generation_prompt": add_generation_prompt, **template_kwargs}
+        return self._chats.render(messages, tools or (), options)
 
     def encode_chat(
         self,
@@ -202,7 +202,9 @@ class Tokenizer:
         return None if piece is None else str(piece)
 
 
-def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
+def load_tokenizer(
+    path: Path, *, trust_remote_code: bool = False, chat: ChatConfig | None = None
+) -> Tokenizer:
     """Load the tokenizer of the model folder `path`, without reaching for the network.
 
     Ends of sequence are those of the tokenizer, generation_config.json and config.json together:
@@ -226,7 +228,9 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
         # tokenizer.json may carry the limits of its training.
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
-    return Tokenizer(tokenizer, read_eos_token_ids(path))
+    if chat is not None and chat.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(Path(chat.chat_template))
+    return Tokenizer(tokenizer, read_eos_token_ids(path), chat)
 
 
 def read_eos_token_ids(path: Path) -> frozenset[int]:
@@ -243,8 +247,3 @@ def read_eos_token_ids(path: Path) -> frozenset[int]:
             ids = part.get("eos_token_id")
             found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
     return frozenset(found)
-
-
-def _reserved_parameters(apply_chat_template: Callable[..., Any]) -> frozenset[str]:
-    """Return the library's own parameters, a replaced template among them."""
-    return frozenset(inspect.signature(apply_chat_template).parameters) - _TEMPLATE_PARAMETERS

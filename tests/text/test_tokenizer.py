@@ -138,7 +138,7 @@ def test_named_templates_choose_the_one_for_tools(chat_folder: Path, tmp_path: P
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config["chat_template"] = [
         {"name": "default", "template": "plain"},
-        {"name": "tool_use", "template": "with tools"},
+        {"name": "tool_use", "template": "with {{ tools[0].function.name }}"},
     ]
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = load_tokenizer(folder)
@@ -146,7 +146,7 @@ def test_named_templates_choose_the_one_for_tools(chat_folder: Path, tmp_path: P
     assert tokenizer.render_chat(CHAT) == "plain"
     assert tokenizer.render_chat(CHAT, tools=[]) == "plain"
     tool = {"type": "function", "function": {"name": "f"}}
-    assert tokenizer.render_chat(CHAT, tools=[tool]) == "with tools"
+    assert tokenizer.render_chat(CHAT, tools=[tool]) == "with f"
 
 
 @pytest.mark.parametrize("surrogate", ["\ud800", "ok \udc80"])
