@@ -90,7 +90,9 @@ class ServerRuntime:
         )
         self.names.also({info.model, info.path})
         pool = TokenizerPool(tokenizer, self.config.tokenizer_threads)
-        self._served = ServedModel(info, pool, created=int(time.time()))
+        # Trying the template out takes a moment; it is shared by the copies made after it.
+        formats = await asyncio.to_thread(lambda: tokenizer.formats)
+        self._served = ServedModel(info, pool, int(time.time()), formats)
         return self._served
 
     async def run_aside(self, work: Callable[[], Result]) -> Result:

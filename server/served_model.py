@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from vllm_mlx.engine.config import ModelInfo
 from vllm_mlx.engine.errors import ModelUnknownError
+from vllm_mlx.engine.text.chat_formats import ChatFormats
 from vllm_mlx.server.tokenizer_pool import TokenizerPool
 
 #: Names whatever model is loaded.
@@ -53,3 +55,5 @@ class ServedModel:
     def max_model_len(self) -> int:
         """Return the longest prompt plus completion: of the model, and of what memory holds."""
         return min(self.info.max_model_len, self.info.kv_max_tokens)
+    #: What answers to chats are read with.
+    formats: ChatFormats = field(default_factory=ChatFormats)

@@ -11,15 +11,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
-from vllm_mlx.engine.config import EngineConfig, ModelConfig
+from vllm_mlx.engine.config import ChatConfig, EngineConfig, ModelConfig
 from vllm_mlx.engine.errors import ModelLoadError, UsageError, VllmMlxError
 from vllm_mlx.engine.host.supervisor import EngineSupervisor
+from vllm_mlx.engine.text.chat_template_file import read_chat_template
 from vllm_mlx.engine.text.tokenizer import Tokenizer, load_tokenizer
 from vllm_mlx.server.admission import describe_progress
 from vllm_mlx.server.app import create_app
@@ -74,6 +76,9 @@ def run_server(
     """
     ready_file = ReadyFile(server.ready_file)
     ready_file.prepare()
+    if model.chat.chat_template is not None:
+        # A template that cannot be used is known before anything is loaded.
+        read_chat_template(Path(model.chat.chat_template))
     prompts = _prompts_to_warm(server, engine)
     recorder = open_recorder(Path(server.record_dir)) if server.record_dir else None
     with bind(server.host, server.port) as listener:
@@ -83,7 +88,8 @@ def run_server(
         # The engine's process logs what this one does.
         log_level = logging.getLevelName(logging.getLogger("vllm_mlx").getEffectiveLevel())
         supervisor = EngineSupervisor(model, engine, log_level=log_level)
-        runtime = ServerRuntime(server, model, engine, supervisor, _load_tokenizer, recorder)
+        load = partial(_load_tokenizer, model.chat)
+        runtime = ServerRuntime(server, model, engine, supervisor, load, recorder)
         try:
             return asyncio.run(Serving(runtime, listener, ready_file, prompts).run())
         finally:
@@ -266,8 +272,8 @@ def _hypercorn_config(listener: int, server: ServerConfig) -> Config:
     return config
 
 
-def _load_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
-    return load_tokenizer(folder, trust_remote_code=trust_remote_code)
+def _load_tokenizer(chat: ChatConfig, folder: Path, trust_remote_code: bool) -> Tokenizer:
+    return load_tokenizer(folder, trust_remote_code=trust_remote_code, chat=chat)
 
 
 def _import_tokenizers_early() -> None:

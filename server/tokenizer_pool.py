@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
+from vllm_mlx.engine.text.chat_formats import ChatFormats
+
 Result = TypeVar("Result")
 
 
@@ -21,12 +23,21 @@ class TextCodec(Protocol):
         """Say whether chats can be rendered."""
         ...
 
+    @property
+    def formats(self) -> ChatFormats:
+        """Return what answers to chats are read with."""
+        ...
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`."""
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`."""
+        ...
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
+        """Render a chat."""
         ...
 
     def encode_chat(

@@ -20,6 +20,7 @@ from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.core.stats import CacheCleared, EngineStats
 from vllm_mlx.engine.errors import EngineUnavailableError, InvalidRequestError, VllmMlxError
 from vllm_mlx.engine.host.stream import RequestStream
+from vllm_mlx.engine.text.chat_formats import ChatFormats
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.recording import RequestRecorder
@@ -186,8 +187,9 @@ class FakeTokenizer:
     vocab_size = 0x110000
     has_chat_template = True
 
-    def __init__(self) -> None:
+    def __init__(self, formats: ChatFormats | None = None) -> None:
         self.chats: list[tuple[list[Mapping[str, Any]], dict[str, Any]]] = []
+        self.formats = formats or ChatFormats()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the code points, after a 1 for the beginning."""
@@ -207,15 +209,19 @@ class FakeTokenizer:
         missing = len(token_ids) - len(text)
         return [max(0, index - missing) for index in range(len(token_ids))]
 
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
-    ) -> list[int]:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
         """Join the contents; refuse one that says `bad`."""
         self.chats.append((list(messages), template_kwargs))
         text = "".join(message["content"] for message in messages)
         if text == "bad":
             raise InvalidRequestError("the template refused it", param="messages")
-        return self.encode(text, add_special_tokens=False)
+        return text
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
+    ) -> list[int]:
+        """Encode what is rendered."""
+        return self.encode(self.render_chat(messages, **template_kwargs), add_special_tokens=False)
 
     def copy(self) -> FakeTokenizer:
         """Share the record."""
@@ -265,9 +271,10 @@ async def make_server() -> AsyncIterator[ServerFactory]:
         recorder: RequestRecorder | None = None,
         max_num_seqs: int = 4,
         load: bool = True,
+        formats: ChatFormats | None = None,
         **config: Any,
     ) -> Served:
-        engine, tokenizer = engine or FakeEngine(), FakeTokenizer()
+        engine, tokenizer = engine or FakeEngine(), FakeTokenizer(formats)
 
         def load_tokenizer(path: Path, trust_remote_code: bool) -> FakeTokenizer:
             return tokenizer

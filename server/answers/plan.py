@@ -1,0 +1,143 @@
+"""From a chat, whichever API it came by, to its prompt and to how its answer is drawn and read.
+
+Every API goes through `plan_answer`, so that none of them knows less of tools, reasoning and
+templates than another.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from vllm_mlx.engine.core.request import SamplingParams, Thinking
+from vllm_mlx.engine.errors import InvalidRequestError
+from vllm_mlx.engine.parsing import StreamParser, make_parser
+from vllm_mlx.engine.parsing.reasoning_format import ReasoningFormat
+from vllm_mlx.engine.text.chat_formats import ChatFormats
+from vllm_mlx.server.answers.tool_choice import AUTO, Tool, ToolChoice
+from vllm_mlx.server.served_model import ServedModel
+from vllm_mlx.server.tokenizer_pool import TextCodec
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ChatInput:
+    """Hold what a chat asks for, in OpenAI's shapes, whichever API it came by.
+
+    `tools` and `tool_choice` have been through `check_tools`.
+    """
+
+    #: As templates take them: roles `system`, `user`, `assistant` and `tool`, contents as text,
+    #: `tool_calls` with arguments as objects, `reasoning_content`.
+    messages: Sequence[Message]
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice = AUTO
+    allows_parallel_calls: bool = True
+    #: Variables of the template, and `add_generation_prompt` and `continue_final_message`.
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    #: Most tokens of reasoning; None does not limit.
+    thinking_budget: int | None = None
+
+    @property
+    def render_options(self) -> dict[str, Any]:
+        """Return the keyword arguments of `encode_chat` and `render_chat`."""
+        return {**self.template_options, "tools": self.tools or None}
+
+
+@dataclass(frozen=True)
+class AnswerPlan:
+    """Say how one chat is answered."""
+
+    chat: ChatInput
+    prompt: list[int]
+    formats: ChatFormats
+    #: The prompt ends within reasoning.
+    starts_inside: bool
+    thinking: Thinking | None
+    shown_tokens: tuple[tuple[int, str], ...]
+    grammar: str | None = None
+
+    def sampling(self, sampling: SamplingParams) -> SamplingParams:
+        """Return an API's own sampling with what this plan adds to it."""
+        return msgspec.structs.replace(
+            sampling, thinking=self.thinking, shown_tokens=self.shown_tokens
+        )
+
+    def parser(self) -> StreamParser:
+        """Return the parser of one row of the answer."""
+        reads_tools = _reads_tools(self.chat, self.formats)
+        return make_parser(
+            self.formats.tools if reads_tools else None,
+            self.formats.reasoning,
+            self.chat.tools if reads_tools else None,
+            self.starts_inside,
+            reasoning_delimiters=self.formats.delimiters,
+        )
+
+
+async def plan_answer(served: ServedModel, chat: ChatInput) -> AnswerPlan:
+    """Render and encode a chat, and decide how its answer is drawn and read.
+
+    Raises `InvalidRequestError` for what the template refuses, and for calls that are to be
+    enforced where no format of calls is known.
+    """
+    return await served.tokenizers.run(functools.partial(make_plan, chat=chat))
+
+
+def make_plan(codec: TextCodec, chat: ChatInput) -> AnswerPlan:
+    """Do the work of `plan_answer`, on the thread that owns `codec`."""
+    formats = codec.formats
+    if chat.tool_choice.mode == "required" and formats.tools is None:
+        raise InvalidRequestError(
+            "tool_choice asks for a call, but this server reads none: its model has no chat "
+            "template, or it was started with --tool-call-parser none",
+            param="tool_choice",
+        )
+    text = codec.render_chat(chat.messages, **chat.render_options)
+    reasoning = formats.reasoning_format()
+    starts_inside = reasoning is not None and reasoning.is_open(text)
+    return AnswerPlan(
+        chat=chat,
+        prompt=codec.encode(text, add_special_tokens=False),
+        formats=formats,
+        starts_inside=starts_inside,
+        thinking=_thinking(codec, chat, reasoning, starts_inside=starts_inside),
+        shown_tokens=formats.shown_tokens(reads_tools=_reads_tools(chat, formats)),
+    )
+
+
+def _reads_tools(chat: ChatInput, formats: ChatFormats) -> bool:
+    """Say whether calls are looked for in the answer."""
+    return bool(chat.tools) and formats.tools is not None and chat.tool_choice.mode != "none"
+
+
+def _thinking(
+    codec: TextCodec, chat: ChatInput, reasoning: ReasoningFormat | None, *, starts_inside: bool
+) -> Thinking | None:
+    formats = codec.formats
+    if reasoning is None or formats.reasoning is None:
+        return None
+    closing: list[int] = []
+    if chat.thinking_budget is not None:
+        closing = codec.encode(closing_text(reasoning), add_special_tokens=False)
+    return Thinking(
+        reasoning=formats.reasoning,
+        delimiters=formats.delimiters,
+        tools=formats.tools if _reads_tools(chat, formats) else None,
+        starts_inside=starts_inside,
+        max_tokens=chat.thinking_budget,
+        closing=tuple(closing),
+    )
+
+
+def closing_text(reasoning: ReasoningFormat) -> str:
+    """Return what ends reasoning, as the model writes it, up to the end of the marker."""
+    body = "\N{OBJECT REPLACEMENT CHARACTER}"
+    tail = reasoning.render(body).partition(body)[2]
+    ends = [tail.find(closer) + len(closer) for closer in reasoning.closers if closer in tail]
+    return tail[: min(ends)] if ends else reasoning.closers[0]
