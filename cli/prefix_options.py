@@ -24,6 +24,12 @@ prefix_options: Decorator[Any] = stacked(
         help="Write the requests that come, without keys, to this folder, for "
         "'vllm-mlx warm --prompts DIR'. They hold what your users say.",
     ),
+    option(
+        "--normalize-prompts/--no-normalize-prompts",
+        default=True,
+        help="Take the lines that an agent changes with each request out of system text on "
+        "/v1/messages, so that what follows them is found stored.",
+    ),
 )
 
 
@@ -33,7 +39,12 @@ class PrefixOptions:
 
     warm_prompts: str | None
     record: str | None
+    normalize_prompts: bool
 
     def prefix_fields(self) -> dict[str, Any]:
         """Return the fields of `ServerConfig` that they become."""
-        return {"warm_prompts": self.warm_prompts, "record_dir": self.record}
+        return {
+            "warm_prompts": self.warm_prompts,
+            "record_dir": self.record,
+            "normalize_prompts": self.normalize_prompts,
+        }

@@ -61,6 +61,14 @@ request_options: Decorator[Any] = stacked(
         "--served-model-name", metavar="NAME", help="Name that clients see; default: MODEL itself."
     ),
     option(
+        "--model-alias",
+        multiple=True,
+        metavar="NAME=TARGET",
+        show_default=False,
+        help="Another name for the model TARGET, in which * stands for anything; may be given "
+        "several times.",
+    ),
+    option(
         "--max-tokens",
         type=click.IntRange(min=1),
         default=32768,
@@ -193,6 +201,7 @@ class ServeOptions(ModelOptions, CacheOptions, AccessOptions, PrefixOptions):
     timeout: float
     drain_timeout: float
     served_model_name: str | None
+    model_alias: tuple[str, ...]
     max_tokens: int
     max_request_tokens: int
     default_temperature: float | None
@@ -262,6 +271,7 @@ def build_configs(options: ServeOptions) -> tuple[ServerConfig, ModelConfig, Eng
         max_queue=options.max_queue,
         max_queue_tokens=options.max_queue_tokens,
         served_model_name=options.served_model_name,
+        model_aliases=_aliases(options),
         drain_timeout_s=options.drain_timeout,
         **options.access_fields(),
         **options.prefix_fields(),
@@ -274,3 +284,20 @@ def build_configs(options: ServeOptions) -> tuple[ServerConfig, ModelConfig, Eng
         **options.cache_fields(),
     )
     return server, options.model_config(), engine
+
+
+def _aliases(options: ServeOptions) -> tuple[tuple[str, str], ...]:
+    """Return the aliases; raise `UsageError` for one that stands for no model."""
+    aliases = []
+    for text in options.model_alias:
+        name, _, target = text.partition("=")
+        if not name or not target:
+            raise click.UsageError(f"--model-alias is written NAME=TARGET, not {text!r}")
+        if target not in ("default", options.model, options.served_model_name):
+            served = options.served_model_name or options.model
+            raise click.UsageError(
+                f"--model-alias {text}: there is no model {target!r}; this server serves "
+                f"{served!r} (also as 'default')"
+            )
+        aliases.append((name, target))
+    return tuple(aliases)

@@ -12,6 +12,7 @@ from werkzeug.routing import PathConverter
 
 from vllm_mlx.engine.errors import EngineUnavailableError, VllmMlxError
 from vllm_mlx.server.admission import progress_fields
+from vllm_mlx.server.anthropic.routes import MessageRoutes
 from vllm_mlx.server.errors import ErrorReply, internal_reply, reply_to, reply_to_http_fault
 from vllm_mlx.server.guards import RequestGuards
 from vllm_mlx.server.lifecycle import AsgiApp, RequestLifecycle
@@ -19,10 +20,11 @@ from vllm_mlx.server.openai.chat import ChatRoute
 from vllm_mlx.server.openai.completions import CompletionRoute
 from vllm_mlx.server.openai.models import ModelRoutes
 from vllm_mlx.server.openai.tokenization import TokenizationRoutes
-from vllm_mlx.server.openapi import OpenApiRoute
+from vllm_mlx.server.openapi import OpenApiRoute, path_of
 from vllm_mlx.server.operations.cache import CacheRoutes
 from vllm_mlx.server.operations.cancel import CancelRoute
 from vllm_mlx.server.operations.health import HealthRoutes
+from vllm_mlx.server.operations.metrics import MetricsRoute
 from vllm_mlx.server.operations.status import StatusRoute
 from vllm_mlx.server.replies import error_response
 from vllm_mlx.server.request_context import current_context
@@ -54,7 +56,7 @@ def create_app(runtime: ServerRuntime) -> Quart:
     _add_routes(app, runtime)
     _add_guards(app, runtime)
     # Outermost, so that whatever happens inside has an id and an end.
-    lifecycle = RequestLifecycle(cast(AsgiApp, app.asgi_app))
+    lifecycle = RequestLifecycle(cast(AsgiApp, app.asgi_app), runtime.records)
     app.asgi_app = cast(Any, lifecycle)  # type: ignore[method-assign]
     return app
 
@@ -62,15 +64,18 @@ def create_app(runtime: ServerRuntime) -> Quart:
 def _add_routes(app: Quart, runtime: ServerRuntime) -> None:
     health, status, cancel = HealthRoutes(runtime), StatusRoute(runtime), CancelRoute(runtime)
     models, tokenization = ModelRoutes(runtime), TokenizationRoutes(runtime)
-    cache = CacheRoutes(runtime)
+    cache, anthropic = CacheRoutes(runtime), MessageRoutes(runtime)
     table: list[tuple[str, str, Callable[..., Awaitable[Response]]]] = [
         ("GET", "/health", health.health),
         ("GET", "/ready", health.ready),
+        ("GET", "/metrics", MetricsRoute(runtime).show),
         ("GET", "/v1/status", status.status),
         ("POST", "/v1/requests/<request_id>/cancel", cancel.cancel),
         ("DELETE", "/v1/requests/<request_id>", cancel.cancel),
         ("POST", "/v1/chat/completions", ChatRoute(runtime).create),
         ("POST", "/v1/completions", CompletionRoute(runtime).create),
+        ("POST", "/v1/messages", anthropic.create),
+        ("POST", "/v1/messages/count_tokens", anthropic.count_tokens),
         ("GET", "/v1/models", models.index),
         ("GET", "/v1/models/<model_id:model_id>", models.retrieve),
         ("GET", "/v1/cache", cache.show),
@@ -99,6 +104,12 @@ def _add_guards(app: Quart, runtime: ServerRuntime) -> None:
         logger.error("request %s failed", context.id, exc_info=error)
         return _told(internal_reply(context.id))
 
+    def note_route() -> None:
+        if request.url_rule is not None:
+            current_context().route = path_of(request.url_rule.rule)
+
+    # Before the guards: who is refused by them has met a route, too.
+    app.before_request(note_route)
     RequestGuards(runtime.config).install(app)
     app.register_error_handler(VllmMlxError, answer_error)
     app.register_error_handler(HTTPException, answer_http_fault)

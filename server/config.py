@@ -64,6 +64,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_tokens: int = 1_000_000
     #: The name that clients see; None shows the model as the user gave it.
     served_model_name: str | None = None
+    #: Further names, and the one that each stands for; `*` in a name stands for anything.
+    model_aliases: tuple[tuple[str, str], ...] = ()
+    #: Take lines that change with each request out of system text on the Messages routes.
+    normalize_prompts: bool = True
     #: Seconds that running requests get to finish after a signal.
     drain_timeout_s: float = 10.0
     #: Seconds without a token after which a stream gets a comment line.
@@ -76,6 +80,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     warm_prompts: str | None = None
     #: Folder that accepted requests are written to; None records nothing.
     record_dir: str | None = None
+    #: Answer `/metrics`.
+    metrics: bool = False
+    #: Log what requests ask.
+    log_prompts: bool = False
     #: Threads that render templates and tokenize, each with a tokenizer of its own.
     tokenizer_threads: int = 2
     #: Refuse unknown request fields instead of ignoring them.

@@ -125,10 +125,10 @@ class ErrorReply:
         }
         return {"error": error | dict(self.extra)}
 
-    def anthropic_body(self) -> dict[str, Any]:
+    def anthropic_body(self, request_id: str) -> dict[str, Any]:
         """Return the body that Anthropic's clients read."""
         error = {"type": self.rule.anthropic_type, "message": self.message}
-        return {"type": "error", "error": error | dict(self.extra)}
+        return {"type": "error", "error": error | dict(self.extra), "request_id": request_id}
 
     def headers(self) -> dict[str, str]:
         """Return the headers that tell a client whether and when to try again."""

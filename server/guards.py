@@ -15,7 +15,9 @@ from vllm_mlx.server.rate_limit import RateLimiter
 from vllm_mlx.server.request_context import current_context
 
 #: Headers of ours that a page of another origin may read.
-_EXPOSED_HEADERS = ("x-request-id", "x-ignored-fields", "x-should-retry", "retry-after")
+_EXPOSED_HEADERS = (
+    *("x-request-id", "request-id", "x-ignored-fields", "x-should-retry", "retry-after"),
+)
 
 #: A browser asks again after so long whether it may.
 _PREFLIGHT_MAX_AGE_S = 600

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
-from urllib.parse import quote
 
 from vllm_mlx.server.request_context import SCOPE_KEY, RequestContext, new_request_id
+from vllm_mlx.server.request_log import log_request
+from vllm_mlx.server.request_record import RequestRecords
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-access_logger = logging.getLogger("vllm_mlx.access")
-
-#: Probes ask every few seconds; their lines would bury the others.
-_QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+_ID_HEADERS = (b"x-request-id", b"request-id")
 
 #: How long an answer that needs no body waits for the end of the body.
 _LATE_BODY_S = 0.1
@@ -28,8 +25,11 @@ _LATE_BODY_S = 0.1
 #: How long an application gets to end after its client has left, before it is cancelled once more.
 _INSIST_S = 0.25
 
-#: What the log calls a client that left before its answer was complete.
+#: What log and metrics call a client that left before its answer was complete.
 CLIENT_CLOSED_REQUEST = 499
+
+#: What the metrics call all paths that are no route's.
+UNMATCHED_ROUTE = "unmatched"
 
 
 class RequestLifecycle:
@@ -39,8 +39,14 @@ class RequestLifecycle:
     handler's return and the first chunk, when no generator's `finally` has been entered yet.
     """
 
-    def __init__(self, app: AsgiApp, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        app: AsgiApp,
+        records: RequestRecords,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._app = app
+        self._records = records
         self._clock = clock
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -53,6 +59,7 @@ class RequestLifecycle:
             await self._app(scope, receive, send)
             return
         context = RequestContext(new_request_id(scope["path"]))
+        context.record = self._records.open(context.id)
         scope[SCOPE_KEY] = context
         is_http1 = scope.get("http_version", "1.1").startswith("1")
         exchange = _Exchange(context, receive, send, is_http1=is_http1)
@@ -61,7 +68,24 @@ class RequestLifecycle:
             async with context.closing:
                 await self._answer(scope, exchange)
         finally:
-            _log(scope, context, exchange.outcome(), self._clock() - started)
+            self._end(scope, context, exchange.outcome(), self._clock() - started)
+
+    def _end(
+        self,
+        scope: MutableMapping[str, Any],
+        context: RequestContext,
+        status: int,
+        seconds: float,
+    ) -> None:
+        """Count and log a request that is over."""
+        outcome = self._records.close(
+            context.id,
+            route=context.route or UNMATCHED_ROUTE,
+            method=scope["method"],
+            status=status,
+            error_code=context.error_code,
+        )
+        log_request(scope, context, status=status, seconds=seconds, outcome=outcome)
 
     async def _answer(self, scope: MutableMapping[str, Any], exchange: _Exchange) -> None:
         """Run the application, and see to it that it ends when the client has left.
@@ -119,7 +143,9 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            headers = [*message.get("headers", ()), (b"x-request-id", self._context.id.encode())]
+            headers = [*message.get("headers", ())]
+            # By OpenAI's name and by Anthropic's: each one's clients look for their own.
+            headers += [(name, self._context.id.encode()) for name in _ID_HEADERS]
             if self._context.ignored_fields:
                 names = ", ".join(self._context.ignored_fields)
                 headers.append((b"x-ignored-fields", names.encode("ascii")))
@@ -146,18 +172,3 @@ class _Exchange:
         if self.client_left.is_set() and not self._is_complete:
             return CLIENT_CLOSED_REQUEST
         return self._status if self._status is not None else 500
-
-
-def _log(
-    scope: MutableMapping[str, Any], context: RequestContext, status: int, seconds: float
-) -> None:
-    """Write one line: no query, no header and no body, where keys and prompts would be."""
-    level = logging.DEBUG if scope["path"] in _QUIET_PATHS else logging.INFO
-    client = (scope.get("client") or ("-",))[0]
-    # The path was unquoted: quoting it again keeps line breaks out of the log.
-    path = quote(scope["path"], safe="/:@")
-    line = "%s %s %s %d %.3fs %s"
-    arguments = (client, scope["method"], path, status, seconds, context.id)
-    if context.error_code is not None:
-        line, arguments = f"{line} %s", (*arguments, context.error_code)  # type: ignore[assignment]
-    access_logger.log(level, line, *arguments)

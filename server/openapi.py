@@ -12,8 +12,11 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 from quart import Quart, Response, current_app
 
+from vllm_mlx.server.anthropic import fields as anthropic_fields
+from vllm_mlx.server.anthropic.schemas import CountTokensBody, MessagesBody
 from vllm_mlx.server.auth import PUBLIC_PATHS
-from vllm_mlx.server.openai.fields import POLICIES, FieldPolicy, FieldUse
+from vllm_mlx.server.openai import fields as openai_fields
+from vllm_mlx.server.openai.fields import FieldPolicy, FieldUse
 from vllm_mlx.server.openai.schemas import (
     Body,
     ChatCompletionBody,
@@ -21,15 +24,20 @@ from vllm_mlx.server.openai.schemas import (
     DetokenizeBody,
     TokenizeBody,
 )
-from vllm_mlx.server.replies import json_response
+from vllm_mlx.server.replies import ANTHROPIC_PATHS, json_response
 
 #: What the routes that take a JSON body take.
 BODIES: Mapping[str, type[Body]] = {
     "/v1/chat/completions": ChatCompletionBody,
     "/v1/completions": CompletionBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountTokensBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
+
+#: What becomes of the fields of all these bodies.
+POLICIES = {**openai_fields.POLICIES, **anthropic_fields.POLICIES}
 
 #: Bodies that have no schema of their own.
 OTHER_BODIES: Mapping[str, dict[str, Any]] = {
@@ -55,7 +63,7 @@ _QUERIES: Mapping[tuple[str, str], list[dict[str, Any]]] = {
     ]
 }
 
-_STREAMS = frozenset({"/v1/chat/completions", "/v1/completions"})
+_STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
 
 _ERROR = {
     "type": "object",
@@ -71,6 +79,20 @@ _ERROR = {
                 "code": {"type": "string"},
             },
         }
+    },
+}
+
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": "string"},
     },
 }
 
@@ -98,12 +120,17 @@ def routes_of(app: Quart) -> list[Route]:
     """Return the routes of an application, in the order of their paths."""
     found = []
     for rule in app.url_map.iter_rules():
-        path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
+        path = path_of(rule.rule)
         view = app.view_functions[rule.endpoint]
         summary = (view.__doc__ or "").strip().partition("\n")[0]
         methods = (rule.methods or set()) - {"HEAD", "OPTIONS"}
         found += [Route(method, path, summary) for method in methods]
     return sorted(found, key=lambda route: (route.path, route.method))
+
+
+def path_of(rule: str) -> str:
+    """Return a routing rule as OpenAPI writes its path."""
+    return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule)
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
@@ -116,7 +143,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
         "info": {"title": "vllm-mlx", "version": version("vllm-mlx")},
         "paths": paths,
         "components": {
-            "schemas": {**body_schemas(), "Error": _ERROR},
+            "schemas": {**body_schemas(), "Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -129,7 +156,10 @@ def _operation(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if route.path in _STREAMS:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    error = {"application/json": {"schema": {"$ref": f"{_REF}Error"}}}
+    if route.path == "/metrics":
+        content = {"text/plain": {"schema": {"type": "string"}}}
+    name = "AnthropicError" if route.path.startswith(ANTHROPIC_PATHS) else "Error"
+    error = {"application/json": {"schema": {"$ref": f"{_REF}{name}"}}}
     unavailable = error if route.path != "/ready" else content
     operation: dict[str, Any] = {
         "summary": route.summary,

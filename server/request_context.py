@@ -8,11 +8,17 @@ from typing import cast
 
 from quart import request
 
+from vllm_mlx.server.request_record import RequestRecord
+
 #: Where the context travels in the ASGI scope.
 SCOPE_KEY = "vllm_mlx.request"
 
 #: What ids begin with, as each API's clients expect it.
-_PREFIXES = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-"}
+_PREFIXES = {
+    "/v1/chat/completions": "chatcmpl-",
+    "/v1/completions": "cmpl-",
+    "/v1/messages": "msg_",
+}
 _OTHER_PREFIX = "req-"
 
 
@@ -37,6 +43,10 @@ class RequestContext:
         self.client = ""
         #: The code of the error that the client was told of, also after a stream had begun.
         self.error_code: str | None = None
+        #: The rule that the path has met, as OpenAPI writes it; None for a path of no route.
+        self.route: str | None = None
+        #: What its rows have cost.
+        self.record = RequestRecord()
 
 
 def current_context() -> RequestContext:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from vllm_mlx.engine.config import EngineConfig, ModelConfig
 from vllm_mlx.server.admission import not_ready_error
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.engine_port import EnginePort
 from vllm_mlx.server.generation import GenerationRegistry
+from vllm_mlx.server.metrics import ServerMetrics
 from vllm_mlx.server.recording import RequestRecorder
+from vllm_mlx.server.request_log import log_prompt
+from vllm_mlx.server.request_record import RequestRecords
 from vllm_mlx.server.served_model import ModelNames, ServedModel
 from vllm_mlx.server.tokenizer_pool import TextCodec, TokenizerPool
 from vllm_mlx.server.unknown_fields import UnknownFields
+from vllm_mlx.server.warm_prompts import RECORDED_PATHS
 from vllm_mlx.server.warmer import PrefixWarmer
 
 Result = TypeVar("Result")
@@ -46,8 +50,12 @@ class ServerRuntime:
         self.engine = engine
         self.engine_config = engine_config
         self.recorder = recorder
-        self.names = ModelNames(model.model, config.served_model_name)
+        aliases = [name for name, _ in config.model_aliases]
+        self.names = ModelNames(model.model, config.served_model_name, aliases)
         self.unknown_fields = UnknownFields(strict=config.strict_fields)
+        self.metrics = ServerMetrics(self.names.primary)
+        self.records = RequestRecords(self.metrics)
+        engine.on_stats(self.metrics.take_engine)
         self.generations = GenerationRegistry(
             engine,
             max_rows=engine_config.max_num_seqs,
@@ -55,6 +63,7 @@ class ServerRuntime:
             max_queue_tokens=config.max_queue_tokens,
             keep_alive_s=config.keep_alive_s,
             timeout_s=config.timeout_s,
+            records=self.records,
         )
         self.warmer = PrefixWarmer(
             engine, self.generations, block_size=engine_config.cache_block_size
@@ -65,6 +74,11 @@ class ServerRuntime:
         self._served: ServedModel | None = None
         # One thread: however many large bodies come at once, the event loop shares with one.
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="bodies")
+
+    @property
+    def template_kwargs(self) -> Mapping[str, Any]:
+        """Return the variables of the chat template that hold where a request sets none."""
+        return self._model.chat.template_kwargs
 
     @property
     def is_ready(self) -> bool:
@@ -89,11 +103,19 @@ class ServerRuntime:
             self._load_tokenizer, Path(info.path), self._model.trust_remote_code
         )
         self.names.also({info.model, info.path})
-        pool = TokenizerPool(tokenizer, self.config.tokenizer_threads)
         # Trying the template out takes a moment; it is shared by the copies made after it.
         formats = await asyncio.to_thread(lambda: tokenizer.formats)
+        pool = TokenizerPool(tokenizer, self.config.tokenizer_threads)
         self._served = ServedModel(info, pool, int(time.time()), formats)
         return self._served
+
+    def accepted(self, request_id: str, path: str, body: bytes) -> None:
+        """Keep the JSON body of an accepted request, where and as the user wants that."""
+        if self.recorder is not None and path in RECORDED_PATHS:
+            # Others `warm` could not read.
+            self.recorder.record(path, body)
+        if self.config.log_prompts:
+            log_prompt(request_id, body)
 
     async def run_aside(self, work: Callable[[], Result]) -> Result:
         """Do `work`, which is pure and too long for the event loop, on the thread for that."""

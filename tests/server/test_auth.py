@@ -55,7 +55,7 @@ def test_without_keys_everybody_is_let_in() -> None:
 
 
 async def test_every_route_but_the_probes_asks_for_the_key(make_server: ServerFactory) -> None:
-    """Walk the route table: 401 without a key and with a wrong one, in OpenAI's shape."""
+    """Walk the route table: 401 without a key and with a wrong one, in the API's shape."""
     server = await make_server(api_keys=("secret",))
     routes = {
         (rule.rule, method)
@@ -73,7 +73,10 @@ async def test_every_route_but_the_probes_asks_for_the_key(make_server: ServerFa
                 continue
             assert response.status_code == 401, (method, path)
             error = (await response.get_json())["error"]
-            assert error["code"] == "invalid_api_key"
+            if path.startswith("/v1/messages"):
+                assert error["type"] == "authentication_error"
+            else:
+                assert error["code"] == "invalid_api_key"
             assert "secret" not in str(error)
             assert response.headers["www-authenticate"] == "Bearer"
 

@@ -33,8 +33,8 @@ def test_every_error_makes_both_bodies(error: type[VllmMlxError]) -> None:
     assert 400 <= reply.rule.status <= 599
     assert reply.openai_body()["error"].keys() == {"message", "type", "param", "code"}
     assert reply.openai_body()["error"]["code"] == error.code
-    assert reply.anthropic_body()["type"] == "error"
-    assert reply.anthropic_body()["error"]["message"] == "what happened"
+    assert reply.anthropic_body("req-1")["type"] == "error"
+    assert reply.anthropic_body("req-1")["error"]["message"] == "what happened"
     headers = reply.headers()
     assert ("retry-after" in headers) == reply.rule.can_retry
     assert ("x-should-retry" in headers) == (not reply.rule.can_retry)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from vllm_mlx.engine.errors import RequestError, error_classes
-from vllm_mlx.server.http_api_page import page
-from vllm_mlx.server.openai.field_effects import EFFECTS
-from vllm_mlx.server.openai.fields import POLICIES, FieldUse
+from vllm_mlx.server.http_api_page import EFFECTS, page
+from vllm_mlx.server.openai.fields import FieldUse
+from vllm_mlx.server.openapi import POLICIES
 
 ROOT = Path(__file__).resolve().parents[2]
 
