@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
+from vllm_mlx.engine.core.grammar import GrammarCompiler
 from vllm_mlx.engine.text.chat_formats import ChatFormats
 
 Result = TypeVar("Result")
@@ -26,6 +27,11 @@ class TextCodec(Protocol):
     @property
     def formats(self) -> ChatFormats:
         """Return what answers to chats are read with."""
+        ...
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """Return what compiles grammars over these tokens."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_mlx.engine.config import ChatConfig
+from vllm_mlx.engine.core.grammar import GrammarCompiler
 from vllm_mlx.engine.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError
 from vllm_mlx.engine.text.chat_formats import ChatFormats
 from vllm_mlx.engine.text.chat_renderer import ChatRenderer
@@ -47,6 +48,25 @@ class Tokenizer:
         )
         self._new_detokenizer: Callable[[], Detokenizer] | None = None
         self._spell: Spell | None = None
+        #: Compiles grammars over these tokens; shared with the copies.
+        self.grammars = GrammarCompiler(self)
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Return the ids of the special tokens, which are no text."""
+        return self._special_ids
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Return the added tokens, special or not, by their text."""
+        return {
+            str(token.content): token_id
+            for token_id, token in self._tokenizer.added_tokens_decoder.items()
+        }
+
+    def serialized(self) -> str | None:
+        """Return the text of a tokenizer.json; None for a tokenizer written in Python."""
+        return None if self._backend is None else str(self._backend.to_str())
 
     @property
     def has_chat_template(self) -> bool:

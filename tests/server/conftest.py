@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 from quart.typing import TestClientProtocol
+from support.grammar_tokens import ByteTokens
 
 from vllm_mlx.engine.config import EngineConfig, ModelConfig, ModelInfo
+from vllm_mlx.engine.core.grammar import GrammarCompiler
 from vllm_mlx.engine.core.outputs import ErrorInfo, FinishReason, RowOutput
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.core.stats import CacheCleared, EngineStats
@@ -23,6 +25,7 @@ from vllm_mlx.engine.host.stream import RequestStream
 from vllm_mlx.engine.text.chat_formats import ChatFormats
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
+from vllm_mlx.server.engine_port import StatsListener
 from vllm_mlx.server.recording import RequestRecorder
 from vllm_mlx.server.runtime import ServerRuntime
 
@@ -75,6 +78,7 @@ class FakeEngine:
     left: list[str] = field(default_factory=list)
     streams: dict[str, RequestStream] = field(default_factory=dict)
     drain_until: float = float("inf")
+    tell: StatsListener = lambda stats, pid: None
 
     async def start(self) -> None:
         """Do nothing: it is as `state` says."""
@@ -161,7 +165,11 @@ class FakeEngine:
         self.finish(request_id, "abort")
         return True
 
-    async def stats(self) -> EngineStats:
+    def on_stats(self, listener: StatsListener) -> None:
+        """Tell nothing unasked; a test calls `tell`."""
+        self.tell = listener
+
+    async def stats(self, timeout_s: float = 1.0) -> EngineStats:
         """Return what the test prepared."""
         if self.state.phase != "ready":
             raise EngineUnavailableError("no engine")
@@ -190,6 +198,7 @@ class FakeTokenizer:
     def __init__(self, formats: ChatFormats | None = None) -> None:
         self.chats: list[tuple[list[Mapping[str, Any]], dict[str, Any]]] = []
         self.formats = formats or ChatFormats()
+        self.grammars = GrammarCompiler(ByteTokens())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the code points, after a 1 for the beginning."""
