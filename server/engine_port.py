@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from vllm_mlx.engine.config import ModelInfo
@@ -9,6 +10,9 @@ from vllm_mlx.engine.core.outputs import RowOutput
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.core.stats import CacheCleared, EngineStats
 from vllm_mlx.engine.errors import VllmMlxError
+
+#: Called with statistics and the id of the process that they are of.
+StatsListener = Callable[[EngineStats, int], None]
 
 
 class OutputStream(Protocol):
@@ -100,8 +104,15 @@ class EnginePort(Protocol):
         """End a request early; its stream still gets its final output."""
         ...
 
-    async def stats(self) -> EngineStats:
-        """Return what the engine has done; raise `EngineUnavailableError`."""
+    async def stats(self, timeout_s: float = 1.0) -> EngineStats:
+        """Return what the engine has done, what is known of it after `timeout_s`.
+
+        Raises `EngineUnavailableError`.
+        """
+        ...
+
+    def on_stats(self, listener: StatsListener) -> None:
+        """Have `listener` told whatever the engine says of its work, and by which process."""
         ...
 
     async def clear_cache(self, *, ram: bool, ssd: bool) -> CacheCleared:

@@ -23,6 +23,7 @@ from vllm_mlx.engine.errors import (
 from vllm_mlx.server.admission import Admission
 from vllm_mlx.server.engine_port import EnginePort, OutputStream
 from vllm_mlx.server.progress import ProgressReader
+from vllm_mlx.server.request_record import RequestRecords
 
 #: How long a stream's response waits for its first output, so that a request which the engine
 #: refuses still gets its true status instead of an event after a 200.
@@ -135,7 +136,7 @@ class Generation:
         streams, self._streams = self._streams, {}
         for row, stream in streams.items():
             await stream.aclose()
-            self._registry.count(self._newest.get(row, RowOutput(request_id="")))
+            self._registry.count(self, row, self._newest.get(row, RowOutput(request_id="")))
         self._registry.forget(self)
 
     async def _read(self, timeout_s: float) -> News:
@@ -166,7 +167,7 @@ class Generation:
         """Note that `output` came; raise its error once it has no text left to deliver."""
         self._last_progress = self._registry.clock()
         self._newest[row] = output
-        self._registry.answered(self.row_ids[row])
+        self._registry.progressed(self, row, output)
         if output.finish_reason is None:
             return output
         if output.finish_reason == "error" or (
@@ -178,10 +179,10 @@ class Generation:
                 self._streams[row] = _Ended(bare)
                 return msgspec.structs.replace(output, finish_reason=None, error=None)
             del self._streams[row]
-            self._registry.count(output)
+            self._registry.count(self, row, output)
             raise _error_of(output)
         del self._streams[row]
-        self._registry.count(output)
+        self._registry.count(self, row, output)
         return output
 
     async def _check_progress(self) -> None:
@@ -210,9 +211,11 @@ class GenerationRegistry:
         max_queue_tokens: int,
         keep_alive_s: float,
         timeout_s: float,
+        records: RequestRecords,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
+        self._records = records
         self.progress = ProgressReader(engine, clock)
         self.totals = Totals()
         self._engine = engine
@@ -276,9 +279,11 @@ class GenerationRegistry:
                 found.append(msgspec.structs.replace(self._accepted[row_id], age_s=age_s))
         return found
 
-    def answered(self, row_id: str) -> None:
-        """Note that a row waits no longer: its first output is here."""
+    def progressed(self, generation: Generation, row: int, output: RowOutput) -> None:
+        """Note that an output of a row is here, so that it waits no longer."""
+        row_id = generation.row_ids[row]
         self._admission.answered(row_id)
+        self._records.progressed(generation.id, row_id, output)
 
     def cancel(self, request_id: str) -> str | None:
         """End an open request by its own id or that of one of its rows; return its own id.
@@ -294,8 +299,9 @@ class GenerationRegistry:
             self._engine.abort(row_id)
         return request_id
 
-    def count(self, output: RowOutput) -> None:
-        """Add one row's final output to the totals."""
+    def count(self, generation: Generation, row: int, output: RowOutput) -> None:
+        """Add the final output of one row, or the last one before it was left, to the totals."""
+        self._records.ended(generation.id, generation.row_ids[row], output)
         self.totals.requests += 1
         self.totals.prompt_tokens += output.num_prompt_tokens
         self.totals.cached_tokens += output.num_cached_tokens

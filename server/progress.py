@@ -15,6 +15,9 @@ _WATCH_AGE_S = 1.0
 #: How long a snapshot is waited for: the engine answers between two steps, and a step may be long.
 _ANSWER_TIMEOUT_S = 5.0
 
+#: How long those wait for a fresh answer who take an older one just as well.
+_GLANCE_S = 0.02
+
 
 class ProgressReader:
     """Read the engine's statistics for those who watch requests; event loop only."""
@@ -39,6 +42,16 @@ class ProgressReader:
                 except (TimeoutError, EngineUnavailableError):
                     self._newest = None
             return self._newest
+
+    async def glance(self) -> EngineStats | None:
+        """Return the newest that is known within a moment, with its age; None without an engine.
+
+        The engine answers between two steps, which may be long; unasked, it tells once a second.
+        """
+        try:
+            return await self._engine.stats(_GLANCE_S)
+        except EngineUnavailableError:
+            return None
 
     async def marks(self, row_ids: Sequence[str]) -> tuple[tuple[int, int], ...] | None:
         """Return prompt and completion tokens done by each row; None when nobody knows.

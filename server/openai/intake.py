@@ -15,7 +15,6 @@ from vllm_mlx.server.openai.validation import BYTE_ORDER_MARK, decode_object, va
 from vllm_mlx.server.request_context import current_context
 from vllm_mlx.server.runtime import ServerRuntime
 from vllm_mlx.server.served_model import ServedModel
-from vllm_mlx.server.warm_prompts import RECORDED_PATHS
 
 BodyT = TypeVar("BodyT", bound=Body)
 
@@ -25,8 +24,8 @@ async def read_body(
 ) -> BodyT:
     """Read and check the body of the request at hand; raise `InvalidRequestError`.
 
-    A large one is checked on a thread, where it delays no stream. What `warm` can read is
-    recorded, if that is asked for.
+    A large one is checked on a thread, where it delays no stream. What is accepted is recorded or
+    logged, if that is asked for.
     """
     raw = await request.get_data(cache=False, as_text=False, parse_form_data=False)
     raw = raw.removeprefix(BYTE_ORDER_MARK)
@@ -36,8 +35,7 @@ async def read_body(
         body, names = await runtime.run_aside(lambda: _checked(schema, raw, policies))
     if names:
         current_context().ignored_fields = runtime.unknown_fields.record(names)
-    if runtime.recorder is not None and request.path in RECORDED_PATHS:
-        runtime.recorder.record(request.path, raw)
+    runtime.accepted(current_context().id, request.path, raw)
     return body
 
 

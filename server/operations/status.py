@@ -27,7 +27,7 @@ class StatusRoute:
         runtime = self._runtime
         stats = None
         if runtime.is_ready:
-            stats = await runtime.generations.progress.snapshot()
+            stats = await runtime.generations.progress.glance()
         totals = runtime.generations.totals
         known = stats or EngineStats()
         unseen = runtime.generations.unseen({request.request_id for request in known.requests})

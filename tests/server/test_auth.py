@@ -56,7 +56,7 @@ def test_without_keys_everybody_is_let_in() -> None:
 
 async def test_every_route_but_the_probes_asks_for_the_key(make_server: ServerFactory) -> None:
     """Walk the route table: 401 without a key and with a wrong one, in the API's shape."""
-    server = await make_server(api_keys=("secret",))
+    server = await make_server(metrics=True, api_keys=("secret",))
     routes = {
         (rule.rule, method)
         for rule in create_app(server.runtime).url_map.iter_rules()

@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from vllm_mlx.server.lifecycle import RequestLifecycle
+from vllm_mlx.server.metrics import ServerMetrics
 from vllm_mlx.server.request_context import SCOPE_KEY
+from vllm_mlx.server.request_record import RequestRecords
 
 if TYPE_CHECKING:
     from tests.server.conftest import Served, ServerFactory
 
 CHAT = b'{"messages": [{"role": "user", "content": "secret words"}], "stream": %s}'
+
+
+def records() -> RequestRecords:
+    """Return records of no requests."""
+    return RequestRecords(ServerMetrics("org/model"))
 
 
 async def leave(server: Served, *, stream: bool, after_chunks: int) -> Any:
@@ -98,7 +105,7 @@ async def test_a_request_is_closed_though_its_response_never_began() -> None:
         raise AssertionError("nothing is sent")
 
     scope = {"type": "http", "path": "/v1/completions", "method": "POST", "client": ("::1", 1)}
-    task = asyncio.create_task(RequestLifecycle(application)(scope, receive, send))
+    task = asyncio.create_task(RequestLifecycle(application, records())(scope, receive, send))
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -139,7 +146,7 @@ async def test_an_application_ends_when_its_client_left_even_if_it_swallows_that
 
     scope = {"type": "http", "path": "/", "method": "POST"}
     async with asyncio.timeout(3):
-        await RequestLifecycle(app)(scope, receive, send)
+        await RequestLifecycle(app, records())(scope, receive, send)
     assert closed == [True]
     task = asyncio.current_task()
     assert task is not None
