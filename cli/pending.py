@@ -18,11 +18,9 @@ PENDING_COMMANDS: dict[str, str] = {
 PENDING_SWITCHES = (
     "--deterministic",
     "--enable-auto-tool-choice",
-    "--enable-metrics",
     "--enable-mtp",
     "--kv-cache-quantization",
     "--lazy-load-model",
-    "--metrics",
     "--mllm",
     "--mtp",
     "--spec-prefill",

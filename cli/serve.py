@@ -47,22 +47,24 @@ def serve(ctx: click.Context, /, *, print_config: bool, **values: Any) -> int:
     verbose = ctx.ensure_object(RunSettings).verbose
 
     from vllm_mlx.cli.announce import announce_if_local
-    from vllm_mlx.cli.logs import configure_logging
+    from vllm_mlx.cli.logs import configure_logging, echoes_logged
 
     level = "debug" if verbose and "log_level" not in given_names else options.log_level
-    configure_logging(level)
+    configure_logging(level, options.log_format)
     if options.host not in LOOPBACK and not configs[0].api_keys:
-        click.echo(
-            f"Warning: {options.host} can be reached from other machines, and no --api-key "
-            "is set: anyone there can use the model",
-            err=True,
-        )
+        with echoes_logged(options.log_format):
+            click.echo(
+                f"Warning: {options.host} can be reached from other machines, and no --api-key "
+                "is set: anyone there can use the model",
+                err=True,
+            )
     server_config, model_config, engine_config = configs
 
     from vllm_mlx.server.serving import run_server
 
     def announce() -> None:
-        announce_if_local(model_config, engine_config)
+        with echoes_logged(options.log_format):
+            announce_if_local(model_config, engine_config)
 
     # The server's address and files come first: what they lack is the whole answer then.
     return run_server(server_config, model_config, engine_config, announce=announce)

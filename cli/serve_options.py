@@ -10,6 +10,7 @@ import click
 from vllm_mlx.cli.access_options import AccessOptions, access_options
 from vllm_mlx.cli.cache_options import CacheOptions, cache_options
 from vllm_mlx.cli.model_options import ModelOptions, model_options
+from vllm_mlx.cli.operation_options import OperationOptions, operation_options
 from vllm_mlx.cli.options import Decorator, FiniteRange, option, stacked
 from vllm_mlx.cli.prefix_options import PrefixOptions, prefix_options
 
@@ -23,8 +24,6 @@ PREFILL_TOKENS_PER_STEP = 512
 MAX_QUEUE = 256
 MAX_QUEUE_TOKENS = 1_000_000
 STEP_TIMEOUT_S = 300.0
-
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 network_options: Decorator[Any] = stacked(
     option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 is every one."),
@@ -175,10 +174,6 @@ batching_options: Decorator[Any] = stacked(
     ),
 )
 
-log_options: Decorator[Any] = stacked(
-    option("--log-level", type=click.Choice(LOG_LEVELS), default="info", help="What to log."),
-)
-
 serve_options: Decorator[Any] = stacked(
     network_options,
     access_options,
@@ -187,12 +182,12 @@ serve_options: Decorator[Any] = stacked(
     cache_options,
     prefix_options,
     model_options,
-    log_options,
+    operation_options,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServeOptions(ModelOptions, CacheOptions, AccessOptions, PrefixOptions):
+class ServeOptions(ModelOptions, CacheOptions, AccessOptions, PrefixOptions, OperationOptions):
     """Hold the parsed options of `serve`, by the names of their flags."""
 
     host: str
@@ -219,7 +214,6 @@ class ServeOptions(ModelOptions, CacheOptions, AccessOptions, PrefixOptions):
     prefill_tokens_per_step: int
     step_timeout: float
     continuous_batching: bool
-    log_level: str
 
 
 def check_together(options: ServeOptions, given: frozenset[str]) -> ServeOptions:
@@ -275,6 +269,7 @@ def build_configs(options: ServeOptions) -> tuple[ServerConfig, ModelConfig, Eng
         drain_timeout_s=options.drain_timeout,
         **options.access_fields(),
         **options.prefix_fields(),
+        **options.operation_fields(),
     )
     engine = EngineConfig(
         max_num_seqs=options.max_num_seqs,

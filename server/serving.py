@@ -21,6 +21,7 @@ from hypercorn.config import Config
 from vllm_mlx.engine.config import ChatConfig, EngineConfig, ModelConfig
 from vllm_mlx.engine.errors import ModelLoadError, UsageError, VllmMlxError
 from vllm_mlx.engine.host.supervisor import EngineSupervisor
+from vllm_mlx.engine.logs import level_name
 from vllm_mlx.engine.text.chat_template_file import read_chat_template
 from vllm_mlx.engine.text.tokenizer import Tokenizer, load_tokenizer
 from vllm_mlx.server.admission import describe_progress
@@ -86,8 +87,7 @@ def run_server(
         logger.info("listening on %s", url_of(listener))
         _import_tokenizers_early()
         # The engine's process logs what this one does.
-        log_level = logging.getLevelName(logging.getLogger("vllm_mlx").getEffectiveLevel())
-        supervisor = EngineSupervisor(model, engine, log_level=log_level)
+        supervisor = EngineSupervisor(model, engine, log_level=level_name())
         load = partial(_load_tokenizer, model.chat)
         runtime = ServerRuntime(server, model, engine, supervisor, load, recorder)
         try:

@@ -23,7 +23,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
 
     monkeypatch.setattr("vllm_mlx.server.serving.run_server", run_server)
     monkeypatch.setattr("vllm_mlx.cli.announce.announce_if_local", lambda model, engine: None)
-    monkeypatch.setattr("vllm_mlx.cli.logs.configure_logging", lambda level: None)
+    monkeypatch.setattr("vllm_mlx.cli.logs.configure_logging", lambda level, log_format: None)
     return caught
 
 

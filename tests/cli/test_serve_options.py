@@ -45,6 +45,8 @@ EVERYTHING = {
     "--kv-memory-mb": ("128", "engine.kv_memory_bytes", 128 * MIB),
     "--warm-prompts": ("prompts.json", "server.warm_prompts", "prompts.json"),
     "--record": ("recorded", "server.record_dir", "recorded"),
+    "--metrics": (None, "server.metrics", True),
+    "--log-prompts": (None, "server.log_prompts", True),
     "--dtype": ("float16", "model.dtype", "float16"),
     "--max-model-len": ("1024", "model.max_model_len", 1024),
     "--adapter-path": ("adapter", "model.adapter_path", "adapter"),
@@ -67,7 +69,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Configs:
 
     monkeypatch.setattr("vllm_mlx.server.serving.run_server", run_server)
     monkeypatch.setattr("vllm_mlx.cli.announce.announce_if_local", lambda model, engine: None)
-    monkeypatch.setattr("vllm_mlx.cli.logs.configure_logging", lambda level: None)
+    monkeypatch.setattr("vllm_mlx.cli.logs.configure_logging", lambda level, log_format: None)
     for flag in EVERYTHING:
         monkeypatch.delenv("VLLM_MLX_" + flag[2:].replace("-", "_").upper(), raising=False)
     return caught
@@ -182,7 +184,9 @@ def test_an_open_door_is_pointed_out(served: Configs, capsys: pytest.CaptureFixt
 def test_verbose_logs_more(served: Configs, monkeypatch: pytest.MonkeyPatch) -> None:
     """-v before or after the command logs debug records unless a level was given."""
     levels: list[str] = []
-    monkeypatch.setattr("vllm_mlx.cli.logs.configure_logging", levels.append)
+    monkeypatch.setattr(
+        "vllm_mlx.cli.logs.configure_logging", lambda level, log_format: levels.append(level)
+    )
     assert main(["serve"]) == 0
     assert main(["-v", "serve"]) == 0
     assert main(["serve", "-v"]) == 0
