@@ -24,7 +24,7 @@ SUFFIXES = (".json", ".jsonl")
 #: Fields of a body that decide the prompt; others have no effect on what is stored.
 _PROMPT_FIELDS = frozenset(
     {
-        *("messages", "tools", "prompt", "add_special_tokens", "chat_template_kwargs"),
+        *("messages", "tools", "functions", "prompt", "add_special_tokens", "chat_template_kwargs"),
         *("enable_thinking", "reasoning_effort", "add_generation_prompt"),
         "continue_final_message",
     }
@@ -43,7 +43,6 @@ class WarmPrompt:
     #: As a request would have it, and the same checked.
     fields: Mapping[str, Any]
     body: ChatCompletionBody | CompletionBody
-    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass
@@ -94,15 +93,13 @@ def warm_prompt(entry: Any, where: str, *, system_only: bool = False) -> WarmPro
         fields = {**fields, "messages": list(system)}
         if not fields["messages"]:
             return None
-    tools = _tools_of(fields)
-    checked = {name: value for name, value in fields.items() if name != "tools"}
     if "messages" in fields:
-        body: ChatCompletionBody | CompletionBody = validate(ChatCompletionBody, checked)
+        body: ChatCompletionBody | CompletionBody = validate(ChatCompletionBody, fields)
     elif "prompt" in fields:
-        body = validate(CompletionBody, checked)
+        body = validate(CompletionBody, fields)
     else:
         raise InvalidRequestError("a prompt is a list of messages, or has messages or a prompt")
-    return WarmPrompt(where, fields, body, tools)
+    return WarmPrompt(where, fields, body)
 
 
 def _entries(file: Path, faults: list[str]) -> Iterator[tuple[Any, str]]:
@@ -150,13 +147,6 @@ def _body_of(entry: Any) -> dict[str, Any]:
         if isinstance(body, dict):
             return {name: value for name, value in body.items() if name in _PROMPT_FIELDS}
     raise InvalidRequestError("a prompt is a list of messages, or an object with messages")
-
-
-def _tools_of(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    tools = fields.get("tools") or []
-    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise InvalidRequestError("tools must be a list of objects", param="tools")
-    return tuple(tools)
 
 
 def _is_system(message: Any) -> bool:

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from vllm_mlx.engine.core.outputs import pack_tokens
 from vllm_mlx.engine.core.request import GenerationRequest, SamplingParams
 from vllm_mlx.engine.text.prefix_render import is_whole_request, open_prefix
-from vllm_mlx.server.openai.prompts import chat_messages, split_prompt, template_options
+from vllm_mlx.server.openai.chat_input import chat_input
+from vllm_mlx.server.openai.prompts import split_prompt
 from vllm_mlx.server.openai.schemas import ChatCompletionBody, CompletionBody
 from vllm_mlx.server.warm_prompts import WarmPrompt
 
@@ -43,7 +44,7 @@ def prefix_tokens(prompt: WarmPrompt, encoder: PromptEncoder) -> list[list[int]]
             part if isinstance(part, list) else encoder.encode(part, add_special_tokens=special)
             for part in split_prompt(prompt.body.prompt)
         ]
-    return [_chat_tokens(prompt.body, prompt.tools, encoder)]
+    return [_chat_tokens(prompt.body, encoder)]
 
 
 def warm_request(blocks: Sequence[int]) -> GenerationRequest:
@@ -63,12 +64,9 @@ def whole_blocks(tokens: list[int], block_size: int) -> list[int]:
     return tokens[: len(tokens) // block_size * block_size]
 
 
-def _chat_tokens(
-    body: ChatCompletionBody, tools: Sequence[Mapping[str, Any]], encoder: PromptEncoder
-) -> list[int]:
-    messages, options = chat_messages(body.messages), template_options(body)
-    if tools:
-        options["tools"] = tools
-    if is_whole_request(messages) or body.continue_final_message:
-        return encoder.encode_chat(messages, **options)
-    return open_prefix(messages, lambda chat: encoder.encode_chat(chat, **options))
+def _chat_tokens(body: ChatCompletionBody, encoder: PromptEncoder) -> list[int]:
+    chat = chat_input(body)
+    options = chat.render_options
+    if is_whole_request(chat.messages) or body.continue_final_message:
+        return encoder.encode_chat(chat.messages, **options)
+    return open_prefix(chat.messages, lambda part: encoder.encode_chat(part, **options))

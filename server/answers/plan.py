@@ -46,7 +46,7 @@ class ChatInput:
     @property
     def render_options(self) -> dict[str, Any]:
         """Return the keyword arguments of `encode_chat` and `render_chat`."""
-        return {**self.template_options, "tools": self.tools or None}
+        return {**self.template_options, **({"tools": self.tools} if self.tools else {})}
 
 
 @dataclass(frozen=True)

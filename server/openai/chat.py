@@ -7,9 +7,11 @@ import time
 from quart import Response
 
 from vllm_mlx.server import sse
+from vllm_mlx.server.answers.events import answer_parts, collect_answers
+from vllm_mlx.server.answers.plan import plan_answer
 from vllm_mlx.server.departures import explain_departure
+from vllm_mlx.server.openai.chat_input import chat_input, is_legacy
 from vllm_mlx.server.openai.intake import check_streaming, limits_of, read_body, row_ids
-from vllm_mlx.server.openai.prompts import chat_messages, template_options
 from vllm_mlx.server.openai.responses import AnswerHead, chat_completion
 from vllm_mlx.server.openai.schemas import ChatCompletionBody
 from vllm_mlx.server.openai.streams import chat_events, ended_properly
@@ -34,22 +36,40 @@ class ChatRoute:
         num_choices = body.n or 1
         self._runtime.generations.check_room(num_choices, param="n")
         context = current_context()
-        messages, options = chat_messages(body.messages), template_options(body)
-        prompt = await served.tokenizers.encode_chat(messages, **options)
+        chat = chat_input(body)
+        plan = await plan_answer(served, chat)
         limits = limits_of(self._runtime, served)
         rows = [
             generation_request(
-                body, row_id, prompt, "messages", limits, choice=choice, client=context.client
+                body,
+                row_id,
+                plan.prompt,
+                "messages",
+                limits,
+                choice=choice,
+                client=context.client,
+                plan=plan,
             )
             for choice, row_id in enumerate(row_ids(context.id, num_choices))
         ]
         spell = served.tokenizers.token_bytes if body.logprobs else None
         generation = self._runtime.generations.start(context.id, rows)
         context.closing.push_async_callback(generation.aclose)
-        explain_departure(context, generation, served.tokenizers, messages, options)
+        explain_departure(
+            context, generation, served.tokenizers, chat.messages, chat.render_options
+        )
         head = AnswerHead(context.id, model, int(time.time()))
         if not body.stream:
-            return json_response(chat_completion(head, await generation.collect(), spell))
+            answers = await collect_answers(generation, plan)
+            whole = chat_completion(head, answers, spell, is_legacy=is_legacy(body))
+            return json_response(whole)
         await generation.peek()
-        events = chat_events(generation, head, include_usage=include_usage, spell=spell)
+        events = chat_events(
+            answer_parts(generation, plan),
+            head,
+            num_choices=num_choices,
+            include_usage=include_usage,
+            spell=spell,
+            is_legacy=is_legacy(body),
+        )
         return sse.event_stream(ended_properly(events, context))

@@ -12,7 +12,11 @@ from vllm_mlx.server.openai.schemas import (
     ContentPart,
     DetokenizeBody,
     FunctionCall,
+    FunctionDefinition,
+    FunctionName,
+    FunctionTool,
     GenerationBody,
+    NamedToolChoice,
     StreamOptions,
     TokenizeBody,
     ToolCall,
@@ -58,6 +62,8 @@ _MESSAGES = {
     "chat_template_kwargs": "Passed on to the chat template.",
 }
 
+_TOOLS = "What the model may call: [tool calling](guides/tool-calling.md). See below."
+
 _SPECIAL_TOKENS = "`false` leaves out the tokens that the tokenizer puts before a text."
 
 #: By schema: every field that is enforced.
@@ -69,7 +75,18 @@ EFFECTS: Mapping[type[Body], Mapping[str, str]] = {
         "messages": "The chat. See below.",
         "max_completion_tokens": "The newer name of `max_tokens`, which it goes before.",
         "enable_thinking": "Passed on to the chat template.",
-        "reasoning_effort": "Passed on to the chat template.",
+        "reasoning_effort": "Passed on to the chat template; `none` also as `enable_thinking` "
+        "`false`.",
+        "thinking_token_budget": "Most tokens of [reasoning](guides/reasoning.md), which is closed "
+        "then.",
+        "tools": _TOOLS,
+        "tool_choice": "`auto` (the default), `none`, `required`, or a tool by its name; a call "
+        "that is asked for is enforced.",
+        "parallel_tool_calls": "`false` allows one call at most.",
+        "functions": "The older name of `tools`, without their `type`; the answer then has "
+        "`function_call`.",
+        "function_call": "The older name of `tool_choice`: `auto`, `none` or a function by its "
+        "name.",
         "logprobs": "Return each token's log-probability, of the model itself: before temperature, "
         "penalties and biases.",
         "top_logprobs": "Return so many of the likeliest tokens beside each token, up to 20; only "
@@ -88,11 +105,13 @@ EFFECTS: Mapping[type[Body], Mapping[str, str]] = {
     },
     StreamOptions: {"include_usage": "Send one more chunk at the end, with `usage`."},
     ChatMessage: {
-        "role": "`system`, `developer` (the same), `user`, `assistant` or `tool`.",
+        "role": "`system`, `developer` (the same), `user`, `assistant`, `tool` or `function` (the "
+        "same).",
         "content": "A text, or a list of parts; parts are joined by line breaks.",
         "name": "Passed on to the chat template.",
         "tool_calls": "Calls that the assistant made.",
         "tool_call_id": "Which call a `tool` message answers.",
+        "function_call": "The older form of one of `tool_calls`.",
         "reasoning": "The same as `reasoning_content`.",
         "reasoning_content": "What the assistant thought; the template decides whether it is "
         "shown again.",
@@ -112,8 +131,18 @@ EFFECTS: Mapping[type[Body], Mapping[str, str]] = {
         "name": "Passed on to the chat template.",
         "arguments": "JSON as text, or an object.",
     },
+    FunctionTool: {"type": "`function`.", "function": "The function. See below."},
+    FunctionDefinition: {
+        "name": "1 to 128 letters, digits, `_` and `-`.",
+        "description": "Told to the model.",
+        "parameters": "JSON schema of an object: the arguments. Told to the model.",
+        "strict": "Every call follows the schema, also one that the model makes by itself.",
+    },
+    NamedToolChoice: {"type": "`function`.", "function": "Which. See below."},
+    FunctionName: {"name": "One of those that the request describes."},
     TokenizeBody: {
         **_MESSAGES,
+        "tools": _TOOLS,
         "model": _MODEL,
         "prompt": "A text; or give `messages`.",
         "messages": "A chat, which the template renders; or give `prompt`.",

@@ -12,10 +12,9 @@ from vllm_mlx.engine.core.request_check import check_prompt_length
 from vllm_mlx.engine.errors import InvalidRequestError
 from vllm_mlx.server.openai.schemas import (
     MAX_TOKEN_ID,
-    ChatCompletionBody,
     ChatMessage,
     ContentPart,
-    TokenizeBody,
+    FunctionCall,
 )
 
 #: What parts with other content than text are called in an error.
@@ -31,11 +30,6 @@ _MEDIA_PARTS = {
     "file": "file",
     "input_file": "file",
 }
-
-#: What `chat_template_kwargs` may not hold, because it has its own place in the request.
-_FIELDS_OF_THEIR_OWN = frozenset(
-    {"messages", "tools", "add_generation_prompt", "continue_final_message"}
-)
 
 #: Text and token prompts; each becomes one choice.
 Prompt = str | list[int]
@@ -83,66 +77,39 @@ def _check_lengths(prompt: Any, info: ModelInfo) -> None:
 def chat_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Return the messages as chat templates expect them.
 
-    `developer` becomes `system`, text parts are joined by line breaks, tool arguments are parsed.
+    `developer` becomes `system` and `function` becomes `tool`, text parts are joined by line
+    breaks, arguments of calls are parsed.
     Raises `InvalidRequestError` for a message without content.
     """
     return [_template_message(index, message) for index, message in enumerate(messages)]
 
 
-def template_options(body: ChatCompletionBody | TokenizeBody) -> dict[str, Any]:
-    """Return the keyword arguments for the template that a request asks for.
-
-    The more special fields stand over `chat_template_kwargs`.
-    """
-    options = dict(body.chat_template_kwargs or {})
-    if own := _FIELDS_OF_THEIR_OWN.intersection(options):
-        raise InvalidRequestError(
-            f"{min(own)} is a field of the request itself, not of chat_template_kwargs",
-            param="chat_template_kwargs",
-        )
-    if isinstance(body, ChatCompletionBody):
-        if body.enable_thinking is not None:
-            options["enable_thinking"] = body.enable_thinking
-        if body.reasoning_effort is not None:
-            options["reasoning_effort"] = body.reasoning_effort
-    options["add_generation_prompt"] = body.add_generation_prompt is not False
-    if body.continue_final_message:
-        if body.add_generation_prompt:
-            raise InvalidRequestError(
-                "continue_final_message and add_generation_prompt exclude each other",
-                param="continue_final_message",
-            )
-        options["add_generation_prompt"] = False
-        options["continue_final_message"] = True
-    return options
-
-
 def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
-    rendered: dict[str, Any] = {"role": _role(message), "content": _content(index, message)}
+    rendered: dict[str, Any] = {
+        "role": _ROLES.get(message.role, message.role),
+        "content": _content(index, message),
+    }
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             rendered[name] = value
     reasoning = message.reasoning_content or message.reasoning
     if reasoning is not None:
         rendered["reasoning_content"] = reasoning
-    if message.tool_calls:
-        rendered["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": call.type,
-                "function": {
-                    "name": call.function.name,
-                    "arguments": _arguments(call.function.arguments),
-                },
-            }
-            for call in message.tool_calls
-        ]
+    calls = [_call(call.id, call.function) for call in message.tool_calls or ()]
+    if message.function_call is not None:
+        calls.append(_call(None, message.function_call))
+    if calls:
+        rendered["tool_calls"] = calls
     return rendered
 
 
-def _role(message: ChatMessage) -> str:
-    """`developer` is OpenAI's newer name of `system`; templates know the older."""
-    return "system" if message.role == "developer" else message.role
+#: OpenAI's newer name of one role and its older one of another, as templates know them.
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+def _call(call_id: str | None, function: FunctionCall) -> dict[str, Any]:
+    call = {"name": function.name, "arguments": _arguments(function.arguments)}
+    return {"id": call_id, "type": "function", "function": call}
 
 
 def _content(index: int, message: ChatMessage) -> str:
@@ -153,7 +120,9 @@ def _content(index: int, message: ChatMessage) -> str:
         return "\n".join(
             _part_text(f"{place}[{number}]", part) for number, part in enumerate(message.content)
         )
-    if message.role == "assistant" and (message.tool_calls or message.refusal is not None):
+    others = (message.tool_calls, message.function_call, message.refusal, message.reasoning)
+    has_others = any(other is not None for other in (*others, message.reasoning_content))
+    if message.role == "assistant" and has_others:
         return message.refusal or ""
     raise InvalidRequestError(f"{place} is missing", param=place)
 

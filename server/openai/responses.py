@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_mlx.engine.core.outputs import RowOutput
+from vllm_mlx.server.answers.events import TOOL_CALLS, ParsedAnswer
 from vllm_mlx.server.generation import Answer
 from vllm_mlx.server.openai.logprobs import CompletionPieces, Spell, chat_logprobs
 
@@ -26,15 +27,22 @@ class AnswerHead:
 
 
 def chat_completion(
-    head: AnswerHead, answers: Sequence[Answer], spell: Spell | None
+    head: AnswerHead,
+    answers: Sequence[ParsedAnswer],
+    spell: Spell | None,
+    *,
+    is_legacy: bool = False,
 ) -> dict[str, Any]:
-    """Return the body of a whole chat answer; `spell` where log-probabilities are asked for."""
+    """Return the body of a whole chat answer; `spell` where log-probabilities are asked for.
+
+    `is_legacy` says that the request named its tools as functions.
+    """
     choices = [
         {
             "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": _message(answer, is_legacy=is_legacy),
             "logprobs": chat_logprobs(answer.logprobs, spell) if spell is not None else None,
-            **_ending(answer.last),
+            **_ending(answer.last, chat_reason(answer.finish_reason, is_legacy=is_legacy)),
         }
         for index, answer in enumerate(answers)
     ]
@@ -43,6 +51,36 @@ def chat_completion(
         "choices": choices,
         "usage": usage([answer.last for answer in answers], len(answers)),
     }
+
+
+def _message(answer: ParsedAnswer, *, is_legacy: bool) -> dict[str, Any]:
+    """Return the message of one answer; what it does not hold is left out."""
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": answer.content or (None if answer.calls else ""),
+        "refusal": None,
+    }
+    if answer.reasoning:
+        message |= reasoning_fields(answer.reasoning)
+    calls = [{"name": call.name, "arguments": call.arguments} for call in answer.calls]
+    if calls and is_legacy:
+        message["function_call"] = calls[0]
+    elif calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": function}
+            for call, function in zip(answer.calls, calls, strict=True)
+        ]
+    return message
+
+
+def reasoning_fields(text: str) -> dict[str, Any]:
+    """Return reasoning under both names that clients look for."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def chat_reason(reason: str | None, *, is_legacy: bool) -> str | None:
+    """Return why a chat's answer ended, in the words of the API's generation that was used."""
+    return "function_call" if is_legacy and reason == TOOL_CALLS else reason
 
 
 def text_completion(
@@ -66,9 +104,11 @@ def chat_chunk(
     delta: dict[str, Any],
     logprobs: dict[str, Any] | None = None,
     last: RowOutput | None = None,
+    finish_reason: str | None = None,
 ) -> dict[str, Any]:
     """Return a chunk of choice `index` of a streamed chat answer; `last` ends that choice."""
-    choice = {"index": index, "delta": delta, "logprobs": logprobs, **_ending(last)}
+    ending = _ending(last, finish_reason)
+    choice = {"index": index, "delta": delta, "logprobs": logprobs, **ending}
     return {**head.fields("chat.completion.chunk"), "choices": [choice]}
 
 
@@ -105,11 +145,17 @@ def usage(rows: Sequence[RowOutput], num_choices: int) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(row.num_cached_tokens for row in firsts)},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(row.num_reasoning_tokens for row in rows)
+        },
     }
 
 
-def _ending(last: RowOutput | None) -> dict[str, Any]:
-    """Return why a row ended; `stop_reason` tells which stop string or token it was."""
+def _ending(last: RowOutput | None, finish_reason: str | None = None) -> dict[str, Any]:
+    """Return why a row ended; `stop_reason` tells which stop string or token it was.
+
+    `finish_reason` stands over the engine's own.
+    """
     if last is None:
         return {"finish_reason": None}
-    return {"finish_reason": last.finish_reason, "stop_reason": last.stop_reason}
+    return {"finish_reason": finish_reason or last.finish_reason, "stop_reason": last.stop_reason}

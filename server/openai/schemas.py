@@ -131,10 +131,42 @@ class ToolCall(Body):
     function: FunctionCall
 
 
-class ChatMessage(Body):
-    """Hold one message of a chat."""
+class FunctionDefinition(Body):
+    """Describe a function that the model may call."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(Body):
+    """Describe a tool; functions are the only kind."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(Body):
+    """Name the function that is to be called."""
+
+    name: str
+
+
+class NamedToolChoice(Body):
+    """Name the tool that is to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+FunctionTools = Annotated[list[FunctionTool], Field(fail_fast=True)]
+
+
+class ChatMessage(Body):
+    """Hold one message of a chat; `function` is the older name of `tool`."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -142,9 +174,9 @@ class ChatMessage(Body):
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
+    function_call: FunctionCall | None = None
     annotations: Any = None
     cache_control: Any = None
-    function_call: Any = None
     audio: Any = None
 
 
@@ -160,11 +192,13 @@ class ChatCompletionBody(GenerationBody):
     continue_final_message: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    tools: FunctionTools | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[list[FunctionDefinition], Field(fail_fast=True)] | None = None
+    function_call: Literal["auto", "none"] | FunctionName | None = None
+    thinking_token_budget: int | None = Field(None, ge=0, le=MAX_TOKEN_ID)
     # Refused until a build supports them.
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
     modalities: Any = None
     audio: Any = None
     moderation: Any = None
@@ -173,7 +207,6 @@ class ChatCompletionBody(GenerationBody):
     documents: Any = None
     add_special_tokens: bool | None = None
     # Without effect here.
-    parallel_tool_calls: Any = None
     prediction: Any = None
     store: Any = None
     verbosity: Any = None
@@ -201,9 +234,9 @@ class TokenizeBody(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: FunctionTools | None = None
     # Refused until a build supports them.
     return_token_strs: bool | None = None
-    tools: Any = None
     chat_template: Any = None
     mm_processor_kwargs: Any = None
 

@@ -10,44 +10,89 @@ from typing import Any
 from vllm_mlx.engine.core.logprobs import Logprobs
 from vllm_mlx.engine.core.outputs import RowOutput
 from vllm_mlx.engine.errors import VllmMlxError
+from vllm_mlx.engine.parsing import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+)
 from vllm_mlx.server import sse
+from vllm_mlx.server.answers.events import AnswerPart
 from vllm_mlx.server.errors import ErrorReply, internal_reply, reply_to
 from vllm_mlx.server.generation import Generation
 from vllm_mlx.server.openai.logprobs import CompletionPieces, Spell, chat_logprobs
-from vllm_mlx.server.openai.responses import AnswerHead, chat_chunk, text_chunk, usage_chunk
+from vllm_mlx.server.openai.responses import (
+    AnswerHead,
+    chat_chunk,
+    chat_reason,
+    reasoning_fields,
+    text_chunk,
+    usage_chunk,
+)
 from vllm_mlx.server.request_context import RequestContext
 
 logger = logging.getLogger(__name__)
 
 
 async def chat_events(
-    generation: Generation, head: AnswerHead, *, include_usage: bool, spell: Spell | None
+    parts: AsyncGenerator[AnswerPart | None],
+    head: AnswerHead,
+    *,
+    num_choices: int,
+    include_usage: bool,
+    spell: Spell | None,
+    is_legacy: bool = False,
 ) -> AsyncGenerator[bytes]:
     """Yield the events of a streamed chat answer, without the end mark; choices interleave.
 
-    `spell` spells tokens where log-probabilities are asked for.
+    `spell` spells tokens where log-probabilities are asked for; `is_legacy` says that the request
+    named its tools as functions.
     """
     write = _ChunkWriter(include_usage=include_usage)
-    num_choices = len(generation.row_ids)
     for index in range(num_choices):
         yield write(chat_chunk(head, index, {"role": "assistant", "content": ""}))
     ends: dict[int, RowOutput] = {}
-    async with aclosing(generation.outputs()) as outputs:
-        async for news in outputs:
-            if news is None:
+    async with aclosing(parts):
+        async for part in parts:
+            if part is None:
                 yield sse.KEEP_ALIVE
                 continue
-            index, output = news
-            parts = _parts(output)
-            if output.text or parts:
-                logprobs = chat_logprobs(parts, spell) if spell is not None else None
-                yield write(chat_chunk(head, index, {"content": output.text}, logprobs))
+            index, output = part.row, part.output
+            logprobs = None
+            if spell is not None and output.logprobs is not None:
+                logprobs = chat_logprobs([output.logprobs], spell)
+            deltas = [delta for event in part.events if (delta := _delta(event, is_legacy))]
+            if not deltas and logprobs is not None:
+                deltas = [{"content": ""}]
+            for delta in deltas:
+                yield write(chat_chunk(head, index, delta, logprobs))
+                # Those of all tokens go with the first of what they say.
+                logprobs = None
             if output.finish_reason is not None:
                 ends[index] = output
-                yield write(chat_chunk(head, index, {}, last=output))
+                reason = chat_reason(part.finish_reason, is_legacy=is_legacy)
+                yield write(chat_chunk(head, index, {}, last=output, finish_reason=reason))
     if include_usage:
         rows = [ends[index] for index in sorted(ends)]
         yield sse.event(usage_chunk(head, "chat.completion.chunk", rows, num_choices))
+
+
+def _delta(event: Event, is_legacy: bool) -> dict[str, Any] | None:
+    """Return what an event adds to the message; the end of a call adds nothing."""
+    if isinstance(event, ContentDelta):
+        return {"content": event.text}
+    if isinstance(event, ReasoningDelta):
+        return reasoning_fields(event.text)
+    if isinstance(event, ToolCallStart):
+        function = {"name": event.name, "arguments": ""}
+        opened = {"index": event.index, "id": event.id, "type": "function", "function": function}
+        return {"function_call": function} if is_legacy else {"tool_calls": [opened]}
+    if isinstance(event, ToolArgumentsDelta):
+        function = {"arguments": event.text}
+        added = {"index": event.index, "function": function}
+        return {"function_call": function} if is_legacy else {"tool_calls": [added]}
+    return None
 
 
 async def completion_events(

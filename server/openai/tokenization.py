@@ -5,12 +5,15 @@ from __future__ import annotations
 from quart import Response
 
 from vllm_mlx.engine.errors import InvalidRequestError
+from vllm_mlx.server.openai.chat_input import chat_input
 from vllm_mlx.server.openai.intake import read_body
-from vllm_mlx.server.openai.prompts import chat_messages, template_options
 from vllm_mlx.server.openai.schemas import DetokenizeBody, TokenizeBody
 from vllm_mlx.server.replies import json_response
 from vllm_mlx.server.runtime import ServerRuntime
 from vllm_mlx.server.tokenizer_pool import TokenizerPool
+
+#: Fields that go with messages only.
+_OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 
 
 class TokenizationRoutes:
@@ -53,7 +56,7 @@ async def _tokens_of(body: TokenizeBody, tokenizers: TokenizerPool) -> list[int]
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("give either prompt or messages", param="prompt")
     if body.prompt is not None:
-        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+        for name in _OF_CHATS:
             if getattr(body, name) is not None:
                 raise InvalidRequestError(f"{name} belongs to messages, not to prompt", param=name)
         return await tokenizers.encode(
@@ -64,5 +67,5 @@ async def _tokens_of(body: TokenizeBody, tokenizers: TokenizerPool) -> list[int]
             "add_special_tokens is not for messages: the template writes them itself",
             param="add_special_tokens",
         )
-    assert body.messages is not None
-    return await tokenizers.encode_chat(chat_messages(body.messages), **template_options(body))
+    chat = chat_input(body)
+    return await tokenizers.encode_chat(chat.messages, **chat.render_options)

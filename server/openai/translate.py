@@ -11,6 +11,7 @@ from vllm_mlx.engine.core.outputs import pack_tokens
 from vllm_mlx.engine.core.request import GenerationRequest, SamplingParams
 from vllm_mlx.engine.core.request_check import check_prompt_length
 from vllm_mlx.engine.errors import InvalidRequestError
+from vllm_mlx.server.answers.plan import AnswerPlan
 from vllm_mlx.server.config import FALLBACK_TEMPERATURE, FALLBACK_TOP_P, ServerConfig
 from vllm_mlx.server.openai.schemas import ChatCompletionBody, CompletionBody, GenerationBody
 
@@ -78,17 +79,21 @@ def generation_request(
     *,
     choice: int = 0,
     client: str = "",
+    plan: AnswerPlan | None = None,
 ) -> GenerationRequest:
     """Resolve the request for one choice of one prompt, from the field `prompt_param`.
+
+    `plan` is that of a chat.
 
     Raises what `check_prompt_length` does for a prompt that leaves no room for one token, and
     `InvalidRequestError` for values outside the server's limits.
     """
     _check_prompt(prompt, prompt_param, limits)
+    sampling = _sampling(body, len(prompt), limits, choice)
     return GenerationRequest(
         request_id=request_id,
         prompt=pack_tokens(prompt),
-        sampling=_sampling(body, len(prompt), limits, choice),
+        sampling=sampling if plan is None else plan.sampling(sampling),
         # vLLM's meaning: of two requests the one with the lower number goes first.
         priority=-(body.priority or 0),
         client=client,

@@ -32,6 +32,7 @@ async def test_a_whole_answer_has_openais_shape(served: Served) -> None:
         "completion_tokens": 2,
         "total_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
@@ -214,7 +215,7 @@ async def test_the_prompt_reaches_the_engine_as_tokens(served: Served) -> None:
         ({"n": 129}, "n"),
         ({"best_of": 2}, "best_of"),
         ({"echo": True}, "echo"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
