@@ -19,6 +19,8 @@ class ReasoningFormat:
     openers: tuple[str, ...] = ()
     #: Markers behind which the answer follows.
     closers: tuple[str, ...] = ()
+    #: What is written before the text of every answer that is no call; empty where nothing is.
+    answer_opening: str = ""
     #: Markers that say neither and are left out.
     dropped: tuple[str, ...] = ()
     #: What shows in a chat template that a model reasons so: any of these groups, whole.

@@ -17,6 +17,7 @@ class Harmony(ReasoningFormat):
     signs = (("<|channel|>analysis",),)
     openers = (CHANNEL, START)
     closers = (END, RETURN)
+    answer_opening = "<|channel|>final<|message|>"
     #: What the text of the analysis channel is.
     analysis = Mode.REASONING
 
