@@ -36,6 +36,7 @@ docs:
     uv run python -m vllm_mlx.cli.reference --write
     uv run python -m vllm_mlx.cli.configuration_page --write
     uv run python -m vllm_mlx.server.http_api_page --write
+    uv run python -m vllm_mlx.server.metrics_page --write
 
 # Measure one part of the engine: `just bench sampling --rows 16`; the names are in engine/benchmark.
 bench part *options:

@@ -15,8 +15,9 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client import Histogram as PrometheusHistogram
-from prometheus_client.exposition import choose_encoder, generate_latest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import HistogramMetricFamily
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from vllm_mlx.engine.config import ModelInfo
@@ -156,12 +157,10 @@ class ServerMetrics:
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in the format that an `Accept` header asks for, and its type."""
-        try:
-            encode, content_type = choose_encoder(accept)
-        except ValueError:
-            # A version that is no version; the oldest format is for everybody.
-            encode, content_type = generate_latest, _PLAIN_TEXT
-        return encode(self.registry), content_type
+        # All names are of letters and underscores: there is no version of either to choose.
+        if openmetrics.CONTENT_TYPE_LATEST.partition(";")[0] in accept:
+            return openmetrics.generate_latest(self.registry), openmetrics.CONTENT_TYPE_LATEST
+        return generate_latest(self.registry), _PLAIN_TEXT
 
     def _declare(self, metric: Metric) -> None:
         name, labels = PREFIX + metric.name, ("model", *metric.labels)

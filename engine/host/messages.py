@@ -3,7 +3,8 @@
 Frames are a 4-byte big-endian length, then msgpack. `LoadModel` is the first message to the
 engine; it answers with `LoadProgress` messages, then `ModelInfo` or `LoadFailed`. From then on
 every step that has something to say sends one `StepOutputs`; `EngineStats` answers `GetStats`, and
-is sent once a second while the engine works; `CacheCleared` answers `ClearCache`.
+is sent unasked once a second while the engine works, and when it comes to rest; `CacheCleared`
+answers `ClearCache`.
 `Shutdown` ends the process in order; the end of the socket ends it at once.
 """
 

@@ -47,7 +47,7 @@ EXIT_INTERNAL = 70
 
 #: How long the reason of a failed load may take to get through to a parent that is not reading.
 _FLUSH_TIMEOUT_S = 5.0
-#: How often an engine at work says unasked what it has done.
+#: How often an engine at work says unasked what it has done; it also does when it comes to rest.
 _STATS_EVERY_S = 1.0
 #: How often an engine without work looks whether prefixes have been removed.
 _CLEARING_POLL_S = 0.01
@@ -163,9 +163,12 @@ def _load(
 def _serve(connection: WorkerConnection, engine: SteppedEngine) -> None:
     """Step while there is work; without any, do what can wait, then sleep on the socket."""
     clearings: list[Clearing] = []
-    told_at = time.monotonic()
+    told_at, is_told = time.monotonic(), True
     while True:
         if not engine.has_work:
+            if not is_told:
+                is_told = True
+                connection.send(engine.stats())
             idle_s = _CLEARING_POLL_S if clearings else None
             connection.wait(0 if engine.idle() else idle_s)
         for message in connection.receive():
@@ -189,7 +192,8 @@ def _serve(connection: WorkerConnection, engine: SteppedEngine) -> None:
             outputs = engine.step()
             if outputs.rows:
                 connection.send(outputs)
-            if time.monotonic() - told_at >= _STATS_EVERY_S:
+            is_told = time.monotonic() - told_at >= _STATS_EVERY_S
+            if is_told:
                 # Whoever asks cannot always wait for the end of a step, and after a death nobody
                 # could ask.
                 told_at = time.monotonic()
