@@ -26,6 +26,7 @@ COMMANDS = {
     "bench-serve": "vllm_mlx.cli.bench_serve:bench_serve",
     "warm": "vllm_mlx.cli.warm:warm",
     "cache": "vllm_mlx.cli.cache:cache",
+    "env": "vllm_mlx.cli.env:env",
     "completion": "vllm_mlx.cli.completion:completion",
 }
 
