@@ -15,7 +15,7 @@ from vllm_mlx.engine.config import EngineConfig, ModelConfig
 from vllm_mlx.engine.errors import RequestError, VllmMlxError
 from vllm_mlx.engine.host.supervisor import EngineSupervisor
 from vllm_mlx.server.anthropic import field_effects as anthropic_effects
-from vllm_mlx.server.anthropic.schemas import PromptBody
+from vllm_mlx.server.anthropic.schemas import PrefixBody, PromptBody
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.auth import PUBLIC_PATHS
 from vllm_mlx.server.config import ServerConfig
@@ -95,8 +95,8 @@ def _no_tokenizer(folder: Path, trust_remote_code: bool) -> TextCodec:
 def _schemas() -> Iterator[str]:
     paths = {schema: path for path, schema in BODIES.items()}
     for schema, policies in POLICIES.items():
-        if schema in (GenerationBody, PromptBody):
-            # What it holds is part of the bodies of two routes.
+        if schema in (GenerationBody, PromptBody, PrefixBody):
+            # What it holds is part of other bodies.
             continue
         yield f"### {f'`POST {paths[schema]}`' if schema in paths else f'`{schema.__name__}`'}"
         rows = sorted(

@@ -23,7 +23,10 @@ MAX_DAYS = 14
 MAX_PENDING_BYTES = 1 << 26
 
 #: Fields that say who asks, which no prompt depends on.
-_PERSONAL_FIELDS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+_PERSONAL_FIELDS = (
+    *("user", "metadata", "safety_identifier", "prompt_cache_key"),
+    *("user_profile_id", "workspace_id"),
+)
 _FILE_NAME = re.compile(r"requests-\d{4}-\d{2}-\d{2}\.jsonl")
 
 

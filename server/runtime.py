@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from vllm_mlx.engine.config import EngineConfig, ModelConfig
 from vllm_mlx.server.admission import not_ready_error
+from vllm_mlx.server.anthropic.chat_input import ChatSettings
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.engine_port import EnginePort
 from vllm_mlx.server.generation import GenerationRegistry
@@ -65,8 +66,13 @@ class ServerRuntime:
             timeout_s=config.timeout_s,
             records=self.records,
         )
+        #: How chats are made of what comes to Anthropic's routes, and of what is warmed for them.
+        self.chat_settings = ChatSettings(config.normalize_prompts, model.chat.template_kwargs)
         self.warmer = PrefixWarmer(
-            engine, self.generations, block_size=engine_config.cache_block_size
+            engine,
+            self.generations,
+            block_size=engine_config.cache_block_size,
+            settings=self.chat_settings,
         )
         self.started = time.monotonic()
         self._model = model
@@ -74,11 +80,6 @@ class ServerRuntime:
         self._served: ServedModel | None = None
         # One thread: however many large bodies come at once, the event loop shares with one.
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="bodies")
-
-    @property
-    def template_kwargs(self) -> Mapping[str, Any]:
-        """Return the variables of the chat template that hold where a request sets none."""
-        return self._model.chat.template_kwargs
 
     @property
     def is_ready(self) -> bool:

@@ -2,7 +2,8 @@
 
 A prompt is a list of messages; or the body of a request, of which only what decides the prompt is
 looked at (`messages` and `tools`, or `prompt`, and the template's options); or a recorded request,
-which keeps its body under `body`.
+which keeps its body under `body`. A body with `system`, or tools with an `input_schema`, is one of
+the Messages API, as is what was recorded there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 import msgspec
 
 from vllm_mlx.engine.errors import InvalidRequestError, UsageError
+from vllm_mlx.server.anthropic import fields as anthropic_fields
+from vllm_mlx.server.anthropic.schemas import PrefixBody
 from vllm_mlx.server.openai.schemas import ChatCompletionBody, CompletionBody
 from vllm_mlx.server.openai.validation import validate
 
@@ -31,8 +34,10 @@ _PROMPT_FIELDS = frozenset(
 )
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 
+_MESSAGES_PATH = "/v1/messages"
+
 #: Routes whose recorded requests can be read.
-RECORDED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+RECORDED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", _MESSAGES_PATH})
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class WarmPrompt:
     where: str
     #: As a request would have it, and the same checked.
     fields: Mapping[str, Any]
-    body: ChatCompletionBody | CompletionBody
+    body: ChatCompletionBody | CompletionBody | PrefixBody
 
 
 @dataclass
@@ -85,6 +90,8 @@ def warm_prompt(entry: Any, where: str, *, system_only: bool = False) -> WarmPro
 
     Raises `InvalidRequestError` for what no request could hold.
     """
+    if _is_anthropic(entry):
+        return _messages_prompt(entry, where, system_only=system_only)
     fields = _body_of(entry)
     if system_only:
         if not isinstance(fields.get("messages"), list):
@@ -100,6 +107,38 @@ def warm_prompt(entry: Any, where: str, *, system_only: bool = False) -> WarmPro
     else:
         raise InvalidRequestError("a prompt is a list of messages, or has messages or a prompt")
     return WarmPrompt(where, fields, body)
+
+
+def _messages_prompt(
+    entry: Mapping[str, Any], where: str, *, system_only: bool
+) -> WarmPrompt | None:
+    """Return the prompt of a body of the Messages API."""
+    given = entry.get("body", entry)
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError("the body of a request is an object")
+    fields = {name: given[name] for name in PrefixBody.model_fields.keys() & given.keys()}
+    if system_only:
+        messages = fields.get("messages")
+        system = takewhile(_is_system, messages) if isinstance(messages, list) else ()
+        fields["messages"] = list(system)
+        if not (fields["messages"] or fields.get("system") or fields.get("tools")):
+            return None
+    body = validate(PrefixBody, fields, anthropic_fields.POLICIES)
+    return WarmPrompt(where, {"path": _MESSAGES_PATH, "body": fields}, body)
+
+
+def _is_anthropic(entry: Any) -> bool:
+    if not isinstance(entry, Mapping):
+        return False
+    if "path" in entry:
+        return bool(entry["path"] == _MESSAGES_PATH)
+    body = entry.get("body", entry)
+    if not isinstance(body, Mapping):
+        return False
+    tools = body.get("tools")
+    if not isinstance(tools, list):
+        tools = []
+    return "system" in body or any(isinstance(t, Mapping) and "input_schema" in t for t in tools)
 
 
 def _entries(file: Path, faults: list[str]) -> Iterator[tuple[Any, str]]:

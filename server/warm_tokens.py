@@ -9,10 +9,16 @@ from typing import Any, Protocol
 from vllm_mlx.engine.core.outputs import pack_tokens
 from vllm_mlx.engine.core.request import GenerationRequest, SamplingParams
 from vllm_mlx.engine.text.prefix_render import is_whole_request, open_prefix
-from vllm_mlx.server.openai.chat_input import chat_input
+from vllm_mlx.server.answers.plan import ChatInput
+from vllm_mlx.server.anthropic.chat_input import ChatSettings
+from vllm_mlx.server.anthropic.chat_input import chat_input as anthropic_chat
+from vllm_mlx.server.anthropic.schemas import PromptBody
+from vllm_mlx.server.openai.chat_input import chat_input as openai_chat
 from vllm_mlx.server.openai.prompts import split_prompt
-from vllm_mlx.server.openai.schemas import ChatCompletionBody, CompletionBody
+from vllm_mlx.server.openai.schemas import CompletionBody
 from vllm_mlx.server.warm_prompts import WarmPrompt
+
+_DEFAULTS = ChatSettings()
 
 #: Requests of clients go first.
 WARM_PRIORITY = -1
@@ -32,11 +38,14 @@ class PromptEncoder(Protocol):
         ...
 
 
-def prefix_tokens(prompt: WarmPrompt, encoder: PromptEncoder) -> list[list[int]]:
+def prefix_tokens(
+    prompt: WarmPrompt, encoder: PromptEncoder, settings: ChatSettings = _DEFAULTS
+) -> list[list[int]]:
     """Return the token prefixes that a prompt stands for: one, or one a text of a completion's.
 
     A chat that waits for the user gives what all ways to go on have in common, any other one its
-    whole prompt. Raises `InvalidRequestError` for what the template refuses.
+    whole prompt. `settings` are those of the server that is to find them. Raises
+    `InvalidRequestError` for what the template refuses.
     """
     if isinstance(prompt.body, CompletionBody):
         special = prompt.body.add_special_tokens is not False
@@ -44,7 +53,9 @@ def prefix_tokens(prompt: WarmPrompt, encoder: PromptEncoder) -> list[list[int]]
             part if isinstance(part, list) else encoder.encode(part, add_special_tokens=special)
             for part in split_prompt(prompt.body.prompt)
         ]
-    return [_chat_tokens(prompt.body, encoder)]
+    if isinstance(prompt.body, PromptBody):
+        return [_chat_tokens(anthropic_chat(prompt.body, settings), encoder)]
+    return [_chat_tokens(openai_chat(prompt.body), encoder)]
 
 
 def warm_request(blocks: Sequence[int]) -> GenerationRequest:
@@ -64,9 +75,8 @@ def whole_blocks(tokens: list[int], block_size: int) -> list[int]:
     return tokens[: len(tokens) // block_size * block_size]
 
 
-def _chat_tokens(body: ChatCompletionBody, encoder: PromptEncoder) -> list[int]:
-    chat = chat_input(body)
+def _chat_tokens(chat: ChatInput, encoder: PromptEncoder) -> list[int]:
     options = chat.render_options
-    if is_whole_request(chat.messages) or body.continue_final_message:
+    if is_whole_request(chat.messages) or options.get("continue_final_message"):
         return encoder.encode_chat(chat.messages, **options)
     return open_prefix(chat.messages, lambda part: encoder.encode_chat(part, **options))

@@ -13,6 +13,7 @@ import msgspec
 
 from vllm_mlx.engine.core.outputs import RowOutput
 from vllm_mlx.engine.errors import EngineUnavailableError, VllmMlxError
+from vllm_mlx.server.anthropic.chat_input import ChatSettings
 from vllm_mlx.server.engine_port import EnginePort
 from vllm_mlx.server.generation import GenerationRegistry
 from vllm_mlx.server.tokenizer_pool import TokenizerPool
@@ -51,11 +52,17 @@ class PrefixWarmer:
     """Warm prompts of one loaded model; event loop only, one prompt at a time for all callers."""
 
     def __init__(
-        self, engine: EnginePort, generations: GenerationRegistry, *, block_size: int
+        self,
+        engine: EnginePort,
+        generations: GenerationRegistry,
+        *,
+        block_size: int,
+        settings: ChatSettings,
     ) -> None:
         self._engine = engine
         self._generations = generations
         self._block_size = block_size
+        self._settings = settings
         self._turn = asyncio.Lock()
 
     async def warm(
@@ -70,7 +77,9 @@ class PrefixWarmer:
         summary = WarmSummary()
         for prompt in prompts:
             try:
-                prefixes = await tokenizers.run(functools.partial(prefix_tokens, prompt))
+                prefixes = await tokenizers.run(
+                    functools.partial(prefix_tokens, prompt, settings=self._settings)
+                )
                 for tokens in prefixes:
                     await self._warm_one(prompt, tokens, summary, yields=yields)
             except EngineUnavailableError:

@@ -3,42 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_mlx.engine.errors import InvalidRequestError
 from vllm_mlx.server.answers.plan import ChatInput
 from vllm_mlx.server.answers.tool_choice import AUTO, ToolChoice, check_tools
 from vllm_mlx.server.anthropic.messages import chat_messages, continues_answer
-from vllm_mlx.server.anthropic.schemas import PromptBody, ToolDefinition
+from vllm_mlx.server.anthropic.schemas import PrefixBody, PromptBody, ToolDefinition
 
 #: The template's variable for thinking, and what templates know of effort.
 _THINKS = "enable_thinking"
 _EFFORTS = {"xhigh": "high", "max": "high"}
 
 
-def chat_input(
-    body: PromptBody, *, normalize: bool, defaults: Mapping[str, Any] | None = None
-) -> ChatInput:
+@dataclass(frozen=True)
+class ChatSettings:
+    """Say how a server makes chats of the bodies that come to it."""
+
+    #: Take volatile lines out of system text.
+    normalize: bool = True
+    #: The server's own variables of the template.
+    template_defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def chat_input(body: PromptBody, settings: ChatSettings) -> ChatInput:
     """Return the chat that a body asks for.
 
-    `normalize` takes volatile lines out of system text. `defaults` are the server's own variables
-    of the template. Raises `InvalidRequestError`.
+    Only of a `PrefixBody` it may be without a turn. Raises `InvalidRequestError`.
     """
-    messages = chat_messages(body, normalize=normalize)
+    messages = chat_messages(body, normalize=settings.normalize)
     tools = [_openai_tool(tool) for tool in body.tools or ()]
     choice = _tool_choice(body)
     check_tools(tools, choice)
-    options = _template_options(body, defaults or {})
+    options = _template_options(body, settings.template_defaults)
     if continues_answer(messages):
         options |= {"add_generation_prompt": False, "continue_final_message": True}
-    elif messages[-1]["role"] == "assistant":
+    elif messages and messages[-1]["role"] == "assistant":
         # It is empty: the answer begins.
         messages.pop()
-    if not messages or messages[-1]["role"] == "system":
+    has_turn = bool(messages) and messages[-1]["role"] != "system"
+    if not has_turn and not isinstance(body, PrefixBody):
         raise InvalidRequestError(
             "messages holds no message of a user or an assistant", param="messages"
         )
-    budget = body.thinking.budget_tokens if body.thinking is not None else None
     is_single = body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use
     return ChatInput(
         messages=messages,
@@ -46,7 +54,7 @@ def chat_input(
         tool_choice=choice,
         allows_parallel_calls=not is_single,
         template_options=options,
-        thinking_budget=budget,
+        thinking_budget=body.thinking.budget_tokens if body.thinking is not None else None,
     )
 
 

@@ -11,6 +11,7 @@ from vllm_mlx.server.anthropic.schemas import (
     MessagesBody,
     Metadata,
     OutputConfig,
+    PrefixBody,
     PromptBody,
     ResultBlock,
     SystemBlock,
@@ -50,6 +51,7 @@ EFFECTS: Mapping[type[Body], Mapping[str, str]] = {
         "stream": "Answer as server-sent events.",
     },
     CountTokensBody: _PROMPT,
+    PrefixBody: _PROMPT,
     InputMessage: {
         "role": "`user`, `assistant` or `system`. What the system says behind the first turn is "
         "shown to the model as part of the user's turn, marked as a reminder.",

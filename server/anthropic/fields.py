@@ -11,6 +11,7 @@ from vllm_mlx.server.anthropic.schemas import (
     MessagesBody,
     Metadata,
     OutputConfig,
+    PrefixBody,
     PromptBody,
     ResultBlock,
     SystemBlock,
@@ -46,6 +47,7 @@ POLICIES: Mapping[type[Body], Mapping[str, FieldPolicy]] = {
         "container": FieldPolicy(FieldUse.REFUSED),
     },
     CountTokensBody: _PROMPT,
+    PrefixBody: _PROMPT,
     InputMessage: _all(_E, "role content"),
     SystemBlock: {**_all(_E, "type text"), **_all(_A, "cache_control citations")},
     ContentBlock: {

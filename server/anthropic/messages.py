@@ -59,10 +59,6 @@ def chat_messages(body: PromptBody, *, normalize: bool) -> list[Message]:
                 _add(turns, turn)
         else:
             _add(turns, _assistant_turn(index, message))
-    if not turns:
-        raise InvalidRequestError(
-            "messages holds no message of a user or an assistant", param="messages"
-        )
     head = "\n".join(text for text in system if text)
     return [{"role": "system", "content": head}, *turns] if head else turns
 
@@ -72,9 +68,9 @@ def continues_answer(messages: Sequence[Message]) -> bool:
 
     Raises `InvalidRequestError` for a call that has no result yet: there is nothing to go on with.
     """
-    last = messages[-1]
-    if last["role"] != "assistant":
+    if not messages or messages[-1]["role"] != "assistant":
         return False
+    last = messages[-1]
     if last.get("tool_calls"):
         raise InvalidRequestError(
             "messages: the last message calls a tool; its tool_result must follow",

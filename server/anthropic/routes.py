@@ -9,12 +9,12 @@ from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.errors import ContextLengthExceededError
 from vllm_mlx.server import sse
 from vllm_mlx.server.answers.events import answer_parts
-from vllm_mlx.server.answers.plan import AnswerPlan, ChatInput, plan_answer
+from vllm_mlx.server.answers.plan import AnswerPlan, plan_answer
 from vllm_mlx.server.anthropic.blocks import BlockWriter
 from vllm_mlx.server.anthropic.chat_input import chat_input
 from vllm_mlx.server.anthropic.fields import POLICIES
 from vllm_mlx.server.anthropic.responses import MessageHead
-from vllm_mlx.server.anthropic.schemas import CountTokensBody, MessagesBody, PromptBody
+from vllm_mlx.server.anthropic.schemas import CountTokensBody, MessagesBody
 from vllm_mlx.server.anthropic.streams import collect_message, ended_properly, message_events
 from vllm_mlx.server.departures import explain_departure
 from vllm_mlx.server.openai.intake import limits_of, read_body
@@ -30,6 +30,7 @@ class MessageRoutes:
 
     def __init__(self, runtime: ServerRuntime) -> None:
         self._runtime = runtime
+        self._settings = runtime.chat_settings
 
     async def create(self) -> Response:
         """Answer one chat in Anthropic's API, streamed or whole."""
@@ -39,7 +40,7 @@ class MessageRoutes:
         model = runtime.names.check(body.model, is_agents=True)
         runtime.generations.check_room(1, param="messages")
         context = current_context()
-        plan = await plan_answer(served, self._chat(body))
+        plan = await plan_answer(served, chat_input(body, self._settings))
         limits = limits_of(runtime, served)
         row = row_request(body, context.id, plan, limits, client=context.client)
         generation = runtime.generations.start(context.id, [row])
@@ -61,16 +62,8 @@ class MessageRoutes:
         served = self._runtime.require_ready()
         body = await read_body(self._runtime, CountTokensBody, POLICIES)
         self._runtime.names.check(body.model, is_agents=True)
-        plan = await plan_answer(served, self._chat(body))
+        plan = await plan_answer(served, chat_input(body, self._settings))
         return json_response({"input_tokens": len(plan.prompt)})
-
-    def _chat(self, body: PromptBody) -> ChatInput:
-        runtime = self._runtime
-        return chat_input(
-            body,
-            normalize=runtime.config.normalize_prompts,
-            defaults=runtime.template_kwargs,
-        )
 
 
 def _shows_thinking(body: MessagesBody) -> bool:

@@ -195,5 +195,11 @@ class MessagesBody(PromptBody):
     service_tier: Any = None
 
 
+class PrefixBody(PromptBody):
+    """Hold what of a request decides its prefix, which may end before the first message."""
+
+    messages: Annotated[list[InputMessage], Field(fail_fast=True)] = Field(default=[])
+
+
 class CountTokensBody(PromptBody):
     """Hold the body of `POST /v1/messages/count_tokens`."""

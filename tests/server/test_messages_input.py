@@ -9,7 +9,7 @@ import pytest
 from vllm_mlx.engine.errors import InvalidRequestError
 from vllm_mlx.server.answers.plan import ChatInput
 from vllm_mlx.server.answers.tool_choice import ToolChoice
-from vllm_mlx.server.anthropic.chat_input import chat_input
+from vllm_mlx.server.anthropic.chat_input import ChatSettings, chat_input
 from vllm_mlx.server.anthropic.schemas import MessagesBody
 
 USER = {"role": "user", "content": "Hi"}
@@ -23,7 +23,7 @@ def chat_of(
     body = MessagesBody.model_validate(
         {"max_tokens": 1, "messages": list(messages) or [USER], **fields}
     )
-    return chat_input(body, normalize=True, defaults=defaults)
+    return chat_input(body, ChatSettings(template_defaults=defaults or {}))
 
 
 def text(value: str, **fields: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_mlx.server.anthropic.chat_input import chat_input
+from vllm_mlx.server.anthropic.chat_input import ChatSettings, chat_input
 from vllm_mlx.server.anthropic.schemas import MessagesBody
 from vllm_mlx.server.anthropic.volatile import without_volatile_lines
 
@@ -64,7 +64,7 @@ def body_of(checksum: str, left: int) -> MessagesBody:
 def test_two_requests_that_differ_in_them_alone_have_one_prompt() -> None:
     """A block and a message that hold nothing else go with them; what users say is untouched."""
     first, second = (
-        chat_input(body_of(checksum, left), normalize=True)
+        chat_input(body_of(checksum, left), ChatSettings())
         for checksum, left in (("aaaaa", 9000), ("bbbbb", 8000))
     )
     assert first.messages == second.messages
@@ -78,6 +78,6 @@ def test_two_requests_that_differ_in_them_alone_have_one_prompt() -> None:
 
 def test_they_can_be_left_in() -> None:
     """Without normalizing the prompt is what was sent."""
-    chat = chat_input(body_of("aaaaa", 9000), normalize=False)
+    chat = chat_input(body_of("aaaaa", 9000), ChatSettings(normalize=False))
     assert chat.messages[0]["content"] == "x-anthropic-billing-header: cch=aaaaa;\nBe brief."
     assert "<total_tokens>9000 tokens left" in chat.messages[-1]["content"]

@@ -16,6 +16,8 @@ from vllm_mlx.server.warm_tokens import prefix_tokens, warm_request, whole_block
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Hi"}
 ANSWER = {"role": "assistant", "content": "Hello"}
+ANTHROPIC_TOOL = {"name": "look_up", "input_schema": {"type": "object"}}
+BILLING = "x-anthropic-billing-header: cch=71fea;"
 TOOL = {"type": "function", "function": {"name": "look_up"}}
 
 
@@ -62,6 +64,18 @@ def texts(entry: Any, **options: bool) -> list[str]:
         ({"prompt": [72, 105]}, ["Hi"]),
         ({"path": "/v1/completions", "body": {"prompt": "Once", "temperature": 9}}, ["\x01Once"]),
         ({"at": "now", "path": "/v1/chat/completions", "body": {"messages": [USER]}}, ["<u>Hi<a>"]),
+        # Of Anthropic's API, by its route or by what no other has.
+        ({"path": "/v1/messages", "body": {"messages": [USER]}}, ["<u>Hi<a>"]),
+        ({"system": f"{BILLING}\nBe brief.", "messages": [USER]}, ["<s>Be brief.<u>Hi<a>"]),
+        ({"system": "Be brief."}, ["<s>Be brief.<u"]),
+        (
+            {"system": [{"type": "text", "text": "Be brief."}], "tools": [ANTHROPIC_TOOL]},
+            ["look_up;<s>Be brief.<u"],
+        ),
+        (
+            {"messages": [USER, ANSWER], "tools": [ANTHROPIC_TOOL], "max_tokens": 5},
+            ["look_up;<u>Hi<a>Hello"],
+        ),
     ],
 )
 def test_every_form_gives_the_tokens_of_its_requests(entry: Any, expected: list[str]) -> None:
@@ -76,6 +90,11 @@ def test_every_form_gives_the_tokens_of_its_requests(entry: Any, expected: list[
         ({"messages": [SYSTEM, USER], "tools": [TOOL]}, ["look_up;<s>Be brief.<u"]),
         ([USER], []),
         ({"prompt": "Once"}, []),
+        (
+            {"path": "/v1/messages", "body": {"system": "Be brief.", "messages": [USER]}},
+            ["<s>Be brief.<u"],
+        ),
+        ({"path": "/v1/messages", "body": {"messages": [USER]}}, []),
     ],
 )
 def test_the_system_part_alone(entry: Any, expected: list[str]) -> None:
