@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from vllm_mlx.engine.config import EngineConfig, ModelInfo
+from vllm_mlx.engine.core.grammar_rows import GrammarRows
 from vllm_mlx.engine.core.logprobs import Logprobs, TokenLogprob
 from vllm_mlx.engine.core.output_processor import OutputProcessor, TokenDecoder
 from vllm_mlx.engine.core.outputs import ErrorInfo, RowOutput, StepOutputs
@@ -47,6 +48,7 @@ class Engine:
         *,
         vocab_size: int,
         prefixes: Prefixes,
+        grammars: GrammarRows,
         max_prefill_area: int | None,
         device_memory: Callable[[], DeviceMemory | None],
         release_memory: Callable[[], None],
@@ -64,6 +66,7 @@ class Engine:
             prefixes=prefixes,
         )
         self._prefixes = prefixes
+        self._grammars = grammars
         self._outputs = OutputProcessor(make_decoder)
         self._stats = StatsBuilder(clock)
         self._eos = frozenset(info.eos_token_ids)
@@ -94,6 +97,7 @@ class Engine:
         self._num_arrivals += 1
         try:
             check_request(sequence, self.info, self._vocab_size)
+            self._grammars.open(sequence)
         except RequestError as error:
             self._refused.append(
                 RowOutput(
@@ -125,15 +129,18 @@ class Engine:
         self._stats.begin_step()
         try:
             drawn = self._advance(self._runner.collect())
+            self._grammars.release()
             self._release_finished()
             plan = self._scheduler.schedule()
             self._stats.planned(plan)
+            self._grammars.begin(plan.decode)
             self._runner.forward(plan.decode)
             self._decode_text(drawn)
-            self._runner.sample(plan.decode, self._eos)
+            self._runner.sample(plan.decode, self._eos, self._grammars.collect())
             self._prefill(plan)
             if plan.is_empty and self._scheduler.has_work:
                 self._prefixes.wait()
+                self._grammars.wait()
         except Exception as error:  # noqa: BLE001 - a device fault ends its rows, not the engine
             self._fail_all(error)
         if not self._scheduler.has_work:
@@ -159,6 +166,7 @@ class Engine:
         for sequence in self._open.values():
             self._scheduler.remove(sequence)
         self._open.clear()
+        self._grammars.close()
         self._prefixes.close()
 
     def idle(self) -> bool:
@@ -201,6 +209,7 @@ class Engine:
         for sequence, logprob in drawn:
             try:
                 self._outputs.take(sequence, logprob)
+                self._grammars.cut(sequence)
             except Exception as error:  # noqa: BLE001 - a row's failure is the row's
                 self._fail(sequence, error)
 
@@ -241,6 +250,7 @@ class Engine:
     def _fail_all(self, error: Exception) -> None:
         """End every row that has state on the device, which is not to be trusted any more."""
         self._runner.abandon()
+        self._grammars.abandon()
         for sequence in self._scheduler.sequences():
             if sequence.finish is None:
                 self._fail(sequence, error)
@@ -256,5 +266,6 @@ class Engine:
             rows.append(output)
             if output.finish_reason is not None:
                 del self._open[sequence.id]
+                self._grammars.forget(sequence)
                 self._stats.finished(sequence)
         return tuple(rows)

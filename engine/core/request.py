@@ -57,6 +57,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     #: The same for the prompt's tokens but its first; `max_tokens` may then be 0.
     prompt_logprobs: int | None = None
+    #: What the row's text must follow, reasoning and all, for llguidance; None leaves it free.
+    grammar: str | None = None
     #: Special tokens, with their text, that are part of the row's text: parsers look for them.
     shown_tokens: tuple[tuple[int, str], ...] = ()
     #: None where the model's reasoning is not told apart.

@@ -151,7 +151,7 @@ class Scheduler:
         for sequence in list(self._prefilling):
             # One further back may have been preempted for one before it in this very loop.
             is_here = sequence.status is SequenceStatus.PREFILLING
-            if not is_here or sequence.num_computed < sequence.prefill_target:
+            if not is_here or sequence.num_computed < sequence.prefill_target or sequence.is_held:
                 continue
             self._prefixes.save(sequence)
             while not self._kv.can_join(sequence.id, sequence.num_tokens):

@@ -64,6 +64,8 @@ class Sequence:
     started_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    #: It may be prefilled, but not join the batch: its grammar is being compiled.
+    is_held: bool = False
     #: The only token that may be drawn next; None leaves it to the sampling.
     forced_token: int | None = None
 

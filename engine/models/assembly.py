@@ -9,6 +9,8 @@ import msgspec
 from mlx_lm.models.cache import make_prompt_cache
 
 from vllm_mlx.engine.config import EngineConfig, ModelInfo
+from vllm_mlx.engine.core.grammar import GrammarCompiler, GrammarTokens
+from vllm_mlx.engine.core.grammar_rows import GrammarRows
 from vllm_mlx.engine.core.output_processor import TokenDecoder
 from vllm_mlx.engine.core.prefixes import NoPrefixes, Prefixes
 from vllm_mlx.engine.core.stats import DeviceMemory
@@ -31,6 +33,7 @@ def assemble_engine(
     *,
     namespace: Namespace | None = None,
     spill: Spill | None = None,
+    grammar_tokens: GrammarTokens | None = None,
     max_prefill_area: int | None = None,
     device_memory: Callable[[], DeviceMemory | None] = lambda: None,
     release_memory: Callable[[], None] = lambda: None,
@@ -38,7 +41,7 @@ def assemble_engine(
     """Assemble an engine from parts that are loaded; fills in what the layout decides of `info`.
 
     Prefixes are kept only with a `namespace`, which says what their KV depends on, and on SSD only
-    with a `spill`.
+    with a `spill`. Grammars need `grammar_tokens`, the model's tokenizer.
     Raises InsufficientMemoryError if the KV budget does not hold one small row.
     """
     layout = make_slot_layout(
@@ -64,6 +67,9 @@ def assemble_engine(
             spill=spill,
         )
         layout.share_budget(prefixes)
+    compiler = None
+    if grammar_tokens is not None:
+        compiler = GrammarCompiler(grammar_tokens, probe.vocab_size)
     return Engine(
         info,
         config,
@@ -72,6 +78,7 @@ def assemble_engine(
         make_decoder,
         vocab_size=probe.vocab_size,
         prefixes=prefixes,
+        grammars=GrammarRows(compiler, info.eos_token_ids),
         max_prefill_area=max_prefill_area,
         device_memory=device_memory,
         release_memory=release_memory,

@@ -55,11 +55,13 @@ def load_engine(model: ModelConfig, engine: EngineConfig, on_progress: ProgressC
     from vllm_mlx.engine.kv.spill import open_spill
     from vllm_mlx.engine.models.assembly import assemble_engine
     from vllm_mlx.engine.models.probe import probe_model
+    from vllm_mlx.engine.run.grammar_mask import warm_up
 
     loaded = _load_weights(path, summary, model, on_progress)
     on_progress("warming up", None)
     probe = probe_model(loaded, summary.model_type, max_token=tokenizer.vocab_size)
     info = _describe(loaded, path, summary, model, engine, tokenizer.eos_token_ids)
+    warm_up(probe.vocab_size, info.dtype)
     namespace = prefix_namespace(path, model, engine, kv_dtype=summary.dtype)
     spill = None
     if engine.ssd_cache_dir is not None:
@@ -76,6 +78,7 @@ def load_engine(model: ModelConfig, engine: EngineConfig, on_progress: ProgressC
         tokenizer.detokenizer,
         namespace=namespace,
         spill=spill,
+        grammar_tokens=tokenizer,
         max_prefill_area=_max_prefill_area(summary, engine),
         device_memory=memory.device_memory,
         release_memory=memory.release_cached,

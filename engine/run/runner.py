@@ -9,11 +9,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from vllm_mlx.engine.core.grammar_rows import TokenMasks
 from vllm_mlx.engine.core.logprobs import Logprobs, TokenLogprob
 from vllm_mlx.engine.core.scheduler import PrefillChunk
 from vllm_mlx.engine.core.sequence import Sequence as TokenSequence
 from vllm_mlx.engine.kv.layout import BatchView, KVLayout
 from vllm_mlx.engine.kv.stock_caches import cache_arrays, merge_rows, split_rows
+from vllm_mlx.engine.run.grammar_mask import apply_masks
 from vllm_mlx.engine.run.logit_adjustment import LogitAdjuster, PlacedRow
 from vllm_mlx.engine.run.sampler import Draw, RowSampling, draw
 from vllm_mlx.engine.run.scoring import DrawScores, score_prompt
@@ -93,8 +95,13 @@ class Runner:
             sequence.num_computed += 1
         self._in_flight = _InFlight(view, logits)
 
-    def sample(self, sequences: Sequence[TokenSequence], eos_token_ids: frozenset[int]) -> None:
-        """Dispatch the drawing of one token for each row that still wants one."""
+    def sample(
+        self,
+        sequences: Sequence[TokenSequence],
+        eos_token_ids: frozenset[int],
+        masks: TokenMasks | None = None,
+    ) -> None:
+        """Dispatch the drawing of one token, which its mask allows, for each row that wants one."""
         in_flight = self._in_flight
         if in_flight is None:
             return
@@ -105,7 +112,8 @@ class Runner:
         ]
         for index, sequence in live:
             rows[index] = row_sampling(sequence, eos_token_ids)
-        in_flight.draw = draw(self._adjuster.adjust(in_flight.logits, live), rows)
+        adjusted = self._adjuster.adjust(in_flight.logits, live)
+        in_flight.draw = draw(apply_masks(adjusted, live, masks), rows)
         # The maximum carries NaN, +inf and a row of nothing but -inf; one pass, and read together
         # with the tokens.
         in_flight.peaks = mx.max(in_flight.logits, axis=-1).astype(mx.float32)

@@ -13,6 +13,7 @@ from mlx_lm.generate import generate_step
 from support.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
 
 from vllm_mlx.engine.config import EngineConfig, ModelInfo
+from vllm_mlx.engine.core.grammar import GrammarTokens
 from vllm_mlx.engine.core.logprobs import Logprobs, TokenLogprob
 from vllm_mlx.engine.core.outputs import RowOutput, pack_tokens, unpack_tokens
 from vllm_mlx.engine.core.request import GenerationRequest, SamplingParams
@@ -84,6 +85,7 @@ def make_engine(
     namespace: Namespace | None = None,
     spill: Spill | None = None,
     cache_memory_bytes: int | None = None,
+    grammar_tokens: GrammarTokens | None = None,
     **info: Any,
 ) -> Engine:
     """Return an engine over a tiny model; `model` wraps or replaces the model's own forward."""
@@ -102,6 +104,7 @@ def make_engine(
         make_decoder,
         namespace=namespace,
         spill=spill,
+        grammar_tokens=grammar_tokens,
     )
 
 

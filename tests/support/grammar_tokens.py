@@ -40,3 +40,38 @@ class ByteTokens:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, the end being none."""
         return b"".join(self._tokens[t] for t in tokens if t != 256).decode()
+
+
+class PrintableTokens(ByteTokens):
+    """Give the tiny models' vocabulary of 97 a text: printable ASCII, a line break, an end."""
+
+    END = 96
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tokens = [bytes([32 + token]) for token in range(95)] + [b"\n", b"<end>"]
+        self.vocab_size = len(self._tokens)
+        self.special_token_ids = self.eos_token_ids = frozenset([self.END])
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return one token for each character."""
+        return [95 if character == "\n" else ord(character) - 32 for character in text]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, the end being none."""
+        return b"".join(self._tokens[t] for t in tokens if t != self.END).decode()
+
+
+class PrintedText:
+    """Decode tokens of `PrintableTokens` one by one."""
+
+    def __init__(self) -> None:
+        self._tokens = PrintableTokens()
+
+    def add(self, token_id: int) -> str:
+        """Return the token's text."""
+        return self._tokens.decode([token_id])
+
+    def flush(self) -> str:
+        """Hold nothing back."""
+        return ""
