@@ -21,6 +21,17 @@ NO_PARSER = "none"
 _DELIMITERS = "delimiters:"
 
 
+#: What decides a prompt and is no variable of its template.
+_PROMPT_FIELDS = frozenset(
+    {
+        *("messages", "conversation", "tools", "documents", "add_generation_prompt"),
+        *("continue_final_message", "chat_template", "tokenize", "padding", "truncation"),
+        *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        "tokenizer_kwargs",
+    }
+)
+
+
 class ChatConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Say how chats become prompts and how the answers are read.
 
@@ -35,6 +46,8 @@ class ChatConfig(msgspec.Struct, frozen=True, kw_only=True):
     tool_parser: str | None = None
     #: The same for reasoning; also `delimiters:OPEN,CLOSE`.
     reasoning_parser: str | None = None
+    #: Most tokens of reasoning where a request does not say; None does not limit.
+    thinking_budget: int | None = None
 
     def __post_init__(self) -> None:
         if self.tool_parser is not None or self.reasoning_parser is not None:
@@ -43,6 +56,8 @@ class ChatConfig(msgspec.Struct, frozen=True, kw_only=True):
 
             tools = None if self.tool_parser == NO_PARSER else self.tool_parser
             check_parser_names(tools, *self.reasoning_choice)
+        if own := _PROMPT_FIELDS.intersection(self.template_kwargs):
+            raise UsageError(f"{min(own)} is no variable of a chat template that has a default")
 
     @property
     def reasoning_choice(self) -> tuple[str | None, tuple[str, str] | None]:
@@ -85,6 +100,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_timeout_s: float = 300.0
     #: Budget of live KV in bytes; None takes what is safe beside the weights.
     kv_memory_bytes: int | None = None
+    #: Bytes of the machine's memory to leave to others; None for a small part of it, 0 for none.
+    memory_reserve_bytes: int | None = None
 
     #: Keep the KV of prefixes for later requests.
     prefix_cache: bool = True
@@ -117,6 +134,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"the step timeout must be 0 or more, not {self.step_timeout_s}")
         if self.kv_memory_bytes is not None and self.kv_memory_bytes <= 0:
             raise UsageError(f"the KV budget must be positive, not {self.kv_memory_bytes} bytes")
+        if self.memory_reserve_bytes is not None and self.memory_reserve_bytes < 0:
+            raise UsageError(f"the reserve is 0 or more bytes, not {self.memory_reserve_bytes}")
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

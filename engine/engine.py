@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from vllm_mlx.engine.config import EngineConfig, ModelInfo
 from vllm_mlx.engine.core.grammar_rows import GrammarRows
 from vllm_mlx.engine.core.logprobs import Logprobs, TokenLogprob
+from vllm_mlx.engine.core.memory_guard import MemoryGuard
 from vllm_mlx.engine.core.output_processor import OutputProcessor, TokenDecoder
 from vllm_mlx.engine.core.outputs import ErrorInfo, RowOutput, StepOutputs
 from vllm_mlx.engine.core.prefill_groups import group_chunks
@@ -48,6 +49,7 @@ class Engine:
         *,
         vocab_size: int,
         prefixes: Prefixes,
+        guard: MemoryGuard,
         grammars: GrammarRows,
         max_prefill_area: int | None,
         device_memory: Callable[[], DeviceMemory | None],
@@ -66,6 +68,7 @@ class Engine:
             prefixes=prefixes,
         )
         self._prefixes = prefixes
+        self._guard = guard
         self._grammars = grammars
         self._outputs = OutputProcessor(make_decoder)
         self._stats = StatsBuilder(clock)
@@ -97,6 +100,7 @@ class Engine:
         self._num_arrivals += 1
         try:
             check_request(sequence, self.info, self._vocab_size)
+            self._guard.check_room()
             self._grammars.open(sequence)
         except RequestError as error:
             self._refused.append(
@@ -131,6 +135,7 @@ class Engine:
             drawn = self._advance(self._runner.collect())
             self._grammars.release()
             self._release_finished()
+            self._guard.relieve(self._scheduler, self._prefixes)
             plan = self._scheduler.schedule()
             self._stats.planned(plan)
             self._grammars.begin(plan.decode)
@@ -157,6 +162,7 @@ class Engine:
             kv_bytes=self._layout.allocated_bytes,
             kv_budget_bytes=self.info.kv_budget_bytes,
             memory=self._device_memory(),
+            memory_pressure=self._guard.state,
             prefixes=self._prefixes.stats(),
         )
 
@@ -171,6 +177,7 @@ class Engine:
 
     def idle(self) -> bool:
         """Do a little of what can wait until there is no work; return whether there is more."""
+        self._guard.relieve(self._scheduler, self._prefixes)
         return self._prefixes.persist()
 
     def store_prefixes(self, timeout_s: float) -> bool:

@@ -22,6 +22,7 @@ VllmMlxError
     ├── HeadersTooLargeError    more header than is read
     ├── RequestNotFoundError    no open request has this id
     ├── OverloadedError         the queue is full; try again later
+    ├── OutOfMemoryError        the machine is short of memory; try again later
     ├── RateLimitedError        this client asks too often; try again later
     ├── EngineUnavailableError  loading, restarting or draining; try again later
     ├── EngineDiedError         the engine process ended while it held the request
@@ -182,6 +183,12 @@ class OverloadedError(RequestError):
     """Refuse a request because the queue is full."""
 
     code = "queue_full"
+
+
+class OutOfMemoryError(RequestError):
+    """Refuse a request because the machine is short of memory."""
+
+    code = "out_of_memory"
 
 
 class RateLimitedError(RequestError):

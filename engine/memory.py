@@ -21,6 +21,9 @@ GIB = 1 << 30
 #: Part of what is available that is left to everybody else and to allocation slack.
 _RESERVED_PART = 0.1
 _MIN_RESERVED_BYTES = 256 * MIB
+#: What is kept free while serving: below it the system itself begins to suffer.
+_WATCHED_PART = 0.02
+_MAX_WATCHED_BYTES = 512 * MIB
 #: Freed buffers that MLX keeps for reuse: a part of the device, within bounds.
 _CACHE_PART = 0.05
 _MAX_CACHE_BYTES = 4 * GIB
@@ -75,6 +78,11 @@ def require_fit(limits: MemoryLimits, *, load_bytes: int, kv_bytes_per_token: in
             f"the weights take {format_bytes(load_bytes)} and {format_bytes(usable)} are usable: "
             "free memory, or choose a smaller or more strongly quantised model"
         )
+
+
+def default_reserve_bytes(limits: MemoryLimits) -> int:
+    """Return how much of the machine's memory is left to others when they come to need it."""
+    return min(_MAX_WATCHED_BYTES, int(limits.total_bytes * _WATCHED_PART))
 
 
 def prefill_transient_bytes(shape: AttentionShape, *, chunk_tokens: int, context: int) -> int:

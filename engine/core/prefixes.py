@@ -83,6 +83,10 @@ class Prefixes(Protocol):
         """Remove what is stored and not in use; from SSD beside the steps that follow."""
         ...
 
+    def evict(self, num_bytes: int) -> int:
+        """Evict about so many bytes that are not in use, from RAM; return how many went."""
+        ...
+
     def wait(self) -> None:
         """Wait a moment; called when a step has nothing to do but what `must_wait` waits for."""
         ...
@@ -139,6 +143,11 @@ class NoPrefixes:
         """Have nothing to drop."""
         del ram, ssd
         return Clearing()
+
+    def evict(self, num_bytes: int) -> int:
+        """Have nothing to evict."""
+        del num_bytes
+        return 0
 
     def wait(self) -> None:
         """Have nothing to wait for."""

@@ -79,6 +79,8 @@ class Scheduler:
         self._prefilling: list[Sequence] = []
         self._running: list[Sequence] = []
         self.num_preemptions = 0
+        #: Nothing new starts beside what has started.
+        self.is_short_of_memory = False
 
     @property
     def num_waiting(self) -> int:
@@ -120,6 +122,14 @@ class Scheduler:
             self._kv.remove(sequence.id)
         self._prefixes.forget(sequence)
         sequence.status = SequenceStatus.FINISHED
+
+    def preempt_last(self) -> bool:
+        """Send the row that started last back to waiting, unless it is the only one."""
+        if len(self._running) + len(self._prefilling) < 2:
+            return False
+        self._preempt(self._last_started())
+        self._kv.tidy()
+        return True
 
     def schedule(self) -> StepPlan:
         """Make room, admit, join, and divide the prefill budget; mutates queues and KV rows."""
@@ -172,6 +182,8 @@ class Scheduler:
         One whose prefix another sequence is computing lets others pass until that is stored, and
         one whose client has its places taken lets other clients' pass.
         """
+        if self.is_short_of_memory and (self._running or self._prefilling):
+            return
         places = Counter(s.request.client for s in self._prefilling)
         for sequence in list(self._waiting):
             if (

@@ -8,6 +8,8 @@ import msgspec
 
 from vllm_mlx.engine.core.histogram import HistogramCounts
 
+#: What the engine does about memory; each does what those before it do.
+PressureName = Literal["none", "evict", "refuse", "preempt"]
 Phase = Literal["queued", "prefill", "generation"]
 
 
@@ -37,6 +39,17 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     #: Seconds since the first token; None before it.
     generation_s: float | None = None
     num_preemptions: int = 0
+
+
+class MemoryPressure(msgspec.Struct, frozen=True, kw_only=True):
+    """Say how short the machine is of memory, and what came of it."""
+
+    level: PressureName = "none"
+    #: Of the machine, in bytes, when it was last looked at.
+    free_bytes: int = 0
+    reserve_bytes: int = 0
+    #: Requests refused for want of memory.
+    num_refused: int = 0
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +129,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="engine_stats")
     kv_bytes: int = 0
     kv_budget_bytes: int = 0
     memory: DeviceMemory | None = None
+    memory_pressure: MemoryPressure = MemoryPressure()
     #: None where no prefix is ever stored.
     prefixes: PrefixStats | None = None
     requests: tuple[RequestStats, ...] = ()

@@ -11,6 +11,7 @@ from vllm_mlx.engine.core.sequence import Sequence, SequenceStatus
 from vllm_mlx.engine.core.stats import (
     DeviceMemory,
     EngineStats,
+    MemoryPressure,
     Phase,
     PrefixStats,
     RequestStats,
@@ -105,6 +106,7 @@ class StatsBuilder:
         kv_bytes: int,
         kv_budget_bytes: int,
         memory: DeviceMemory | None,
+        memory_pressure: MemoryPressure,
         prefixes: PrefixStats | None,
     ) -> EngineStats:
         """Return everything as one frozen message."""
@@ -122,6 +124,7 @@ class StatsBuilder:
             kv_bytes=kv_bytes,
             kv_budget_bytes=kv_budget_bytes,
             memory=memory,
+            memory_pressure=memory_pressure,
             prefixes=prefixes,
             requests=tuple(_describe(sequence, now) for sequence in sequences),
         )

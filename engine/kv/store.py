@@ -267,6 +267,10 @@ class PrefixStore:
         """Evict until at most `num_bytes` are held; return the bytes freed."""
         return self._tree.evict_to(num_bytes)
 
+    def evict(self, num_bytes: int) -> int:
+        """Evict about so many bytes that are not in use; return how many went."""
+        return self.evict_to(max(0, self._tree.num_bytes - num_bytes))
+
     def clear(self, *, ram: bool = True, ssd: bool = False) -> Clearing:
         """Remove everything that is not in use; hot blocks that leave RAM alone go to SSD."""
         num_blocks, num_runs = 0, None

@@ -11,6 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from vllm_mlx.engine.config import EngineConfig, ModelInfo
 from vllm_mlx.engine.core.grammar import GrammarCompiler, GrammarTokens
 from vllm_mlx.engine.core.grammar_rows import GrammarRows
+from vllm_mlx.engine.core.memory_guard import MemoryGuard
 from vllm_mlx.engine.core.output_processor import TokenDecoder
 from vllm_mlx.engine.core.prefixes import NoPrefixes, Prefixes
 from vllm_mlx.engine.core.stats import DeviceMemory
@@ -37,11 +38,13 @@ def assemble_engine(
     max_prefill_area: int | None = None,
     device_memory: Callable[[], DeviceMemory | None] = lambda: None,
     release_memory: Callable[[], None] = lambda: None,
+    guard: MemoryGuard | None = None,
 ) -> Engine:
     """Assemble an engine from parts that are loaded; fills in what the layout decides of `info`.
 
     Prefixes are kept only with a `namespace`, which says what their KV depends on, and on SSD only
-    with a `spill`. Grammars need `grammar_tokens`, the model's tokenizer.
+    with a `spill`. Grammars need `grammar_tokens`, the model's tokenizer. Without a `guard` nobody
+    watches the machine's memory.
     Raises InsufficientMemoryError if the KV budget does not hold one small row.
     """
     layout = make_slot_layout(
@@ -59,14 +62,11 @@ def assemble_engine(
     )
     prefixes: Prefixes = NoPrefixes()
     if namespace is not None and config.prefix_cache:
-        prefixes = PrefixStore(
-            namespace,
-            BlockCodec(probe.seen_caches, namespace.block_size),
-            layout,
-            max_bytes=min(config.cache_memory_bytes or info.kv_budget_bytes, info.kv_budget_bytes),
-            spill=spill,
-        )
-        layout.share_budget(prefixes)
+        max_bytes = min(config.cache_memory_bytes or info.kv_budget_bytes, info.kv_budget_bytes)
+        codec = BlockCodec(probe.seen_caches, namespace.block_size)
+        store = PrefixStore(namespace, codec, layout, max_bytes=max_bytes, spill=spill)
+        layout.share_budget(store)
+        prefixes = store
     compiler = None
     if grammar_tokens is not None:
         compiler = GrammarCompiler(grammar_tokens, probe.vocab_size)
@@ -78,6 +78,7 @@ def assemble_engine(
         make_decoder,
         vocab_size=probe.vocab_size,
         prefixes=prefixes,
+        guard=guard or MemoryGuard(lambda: 0, 0),
         grammars=GrammarRows(compiler, info.eos_token_ids),
         max_prefill_area=max_prefill_area,
         device_memory=device_memory,

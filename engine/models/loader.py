@@ -12,6 +12,7 @@ import msgspec
 
 from vllm_mlx.engine import memory, platform
 from vllm_mlx.engine.config import EngineConfig, ModelConfig, ModelInfo
+from vllm_mlx.engine.core.memory_guard import MemoryGuard
 from vllm_mlx.engine.kv.block_hash import Namespace
 from vllm_mlx.engine.models.fingerprint import kv_libraries, model_namespace
 from vllm_mlx.engine.models.fit import PLANNED_CONTEXT, plan_kv_budget
@@ -81,6 +82,19 @@ def load_engine(model: ModelConfig, engine: EngineConfig, on_progress: ProgressC
         grammar_tokens=tokenizer,
         max_prefill_area=_max_prefill_area(summary, engine),
         device_memory=memory.device_memory,
+        release_memory=memory.release_cached,
+        guard=_guard(engine),
+    )
+
+
+def _guard(engine: EngineConfig) -> MemoryGuard:
+    """Return what watches the machine's memory."""
+    reserve_bytes = engine.memory_reserve_bytes
+    if reserve_bytes is None:
+        reserve_bytes = memory.default_reserve_bytes(memory.host_limits())
+    return MemoryGuard(
+        lambda: memory.host_limits().available_bytes,
+        reserve_bytes,
         release_memory=memory.release_cached,
     )
 

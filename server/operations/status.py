@@ -8,7 +8,13 @@ from typing import Any
 import msgspec
 from quart import Response
 
-from vllm_mlx.engine.core.stats import DeviceMemory, EngineStats, PrefixStats, RequestStats
+from vllm_mlx.engine.core.stats import (
+    DeviceMemory,
+    EngineStats,
+    MemoryPressure,
+    PrefixStats,
+    RequestStats,
+)
 from vllm_mlx.server.replies import json_response
 from vllm_mlx.server.runtime import ServerRuntime
 
@@ -47,6 +53,7 @@ class StatusRoute:
                 "total_completion_tokens": totals.completion_tokens,
                 "metal": memory if device is not None and "Metal" in device else None,
                 "device": {"name": device, **(memory or {})},
+                "memory": _pressure_fields(known.memory_pressure),
                 "cache": cache_fields(known.prefixes),
                 "requests": [_request_fields(request) for request in (*known.requests, *unseen)],
                 "engine": self._engine_fields(known, has_answered=stats is not None),
@@ -114,6 +121,16 @@ def _memory_fields(memory: DeviceMemory | None) -> dict[str, float] | None:
         "active_memory_gb": memory.active_bytes / _GB,
         "peak_memory_gb": memory.peak_bytes / _GB,
         "cache_memory_gb": memory.cache_bytes / _GB,
+    }
+
+
+def _pressure_fields(pressure: MemoryPressure) -> dict[str, Any]:
+    """Describe the machine's memory: what is free, what is to stay so, and what is done."""
+    return {
+        "pressure": pressure.level,
+        "free_gb": pressure.free_bytes / _GB,
+        "reserve_gb": pressure.reserve_bytes / _GB,
+        "refused": pressure.num_refused,
     }
 
 

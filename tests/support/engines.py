@@ -15,6 +15,7 @@ from support.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
 from vllm_mlx.engine.config import EngineConfig, ModelInfo
 from vllm_mlx.engine.core.grammar import GrammarTokens
 from vllm_mlx.engine.core.logprobs import Logprobs, TokenLogprob
+from vllm_mlx.engine.core.memory_guard import MemoryGuard
 from vllm_mlx.engine.core.outputs import RowOutput, pack_tokens, unpack_tokens
 from vllm_mlx.engine.core.request import GenerationRequest, SamplingParams
 from vllm_mlx.engine.engine import Engine
@@ -86,6 +87,7 @@ def make_engine(
     spill: Spill | None = None,
     cache_memory_bytes: int | None = None,
     grammar_tokens: GrammarTokens | None = None,
+    guard: MemoryGuard | None = None,
     **info: Any,
 ) -> Engine:
     """Return an engine over a tiny model; `model` wraps or replaces the model's own forward."""
@@ -105,6 +107,7 @@ def make_engine(
         namespace=namespace,
         spill=spill,
         grammar_tokens=grammar_tokens,
+        guard=guard,
     )
 
 
