@@ -27,6 +27,7 @@ COMMANDS = {
     "warm": "vllm_mlx.cli.warm:warm",
     "cache": "vllm_mlx.cli.cache:cache",
     "env": "vllm_mlx.cli.env:env",
+    "doctor": "vllm_mlx.cli.doctor:doctor",
     "completion": "vllm_mlx.cli.completion:completion",
 }
 

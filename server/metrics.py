@@ -159,7 +159,8 @@ class ServerMetrics:
         """Return all metrics in the format that an `Accept` header asks for, and its type."""
         # All names are of letters and underscores: there is no version of either to choose.
         if openmetrics.CONTENT_TYPE_LATEST.partition(";")[0] in accept:
-            return openmetrics.generate_latest(self.registry), openmetrics.CONTENT_TYPE_LATEST
+            page = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
+            return page, openmetrics.CONTENT_TYPE_LATEST
         return generate_latest(self.registry), _PLAIN_TEXT
 
     def _declare(self, metric: Metric) -> None:

@@ -40,7 +40,12 @@ USES_MLX = [
 ]
 
 #: Files that import MLX inside a function, so that importing them does not load it.
-USES_MLX_ON_DEMAND = ["engine/memory.py", "engine/models/loader.py", "engine/platform.py"]
+USES_MLX_ON_DEMAND = [
+    "engine/diagnosis.py",
+    "engine/memory.py",
+    "engine/models/loader.py",
+    "engine/platform.py",
+]
 
 #: Files that a reader, or a test, can use in milliseconds.
 PURE = [

@@ -128,15 +128,13 @@ async def test_open_metrics_is_given_to_those_who_ask(make_server: ServerFactory
         assert response.content_type.startswith(kind)
 
 
-async def test_counts_are_those_of_the_answers(make_server: ServerFactory) -> None:
-    """Answers, streams, refusals, failures, cancellations and clients that leave, all together."""
-    server = await make_server(metrics=True, max_num_seqs=8)
-    server.engine.is_held = True
+async def everything(server: Served) -> dict[str, Any]:
+    """Have requests end in every way there is; return the usage of the first, of two rows."""
     answering = asyncio.create_task(server.chat("abc", n=2))
     for count in (1, 2):
         row = await asked(server, count)
         await finished(server, row, num_tokens=3, queue_s=0.25, prefill_s=0.5, decode_s=1.0)
-    usage = (await (await answering).get_json())["usage"]
+    usage: dict[str, Any] = (await (await answering).get_json())["usage"]
     answering = asyncio.create_task(server.chat("abc", stream=True))
     row = await asked(server, 3)
     await finished(server, row, num_tokens=3, queue_s=0.25, prefill_s=0.5, decode_s=1.0)
@@ -160,7 +158,14 @@ async def test_counts_are_those_of_the_answers(make_server: ServerFactory) -> No
     assert (await answering).status_code == 200
     assert (await server.chat("bad")).status_code == 400
     assert (await server.client.get("/nowhere")).status_code == 404
+    return usage
 
+
+async def test_counts_are_those_of_the_answers(make_server: ServerFactory) -> None:
+    """Answers, streams, refusals, failures, cancellations and clients that leave, all together."""
+    server = await make_server(metrics=True, max_num_seqs=8)
+    server.engine.is_held = True
+    usage = await everything(server)
     page = await scrape(server)
     chats = {"route": "/v1/chat/completions", "method": "POST"}
     outcomes = {
