@@ -1,0 +1,142 @@
+"""The real `anthropic` client against a real server: answers, agents' turns, and who leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+from support.agent_session import AgentSession
+from support.server_process import ServerProcess
+from support.tiny_folder import write_tiny_folder
+
+from vllm_mlx.cli.main import main
+
+KEY = "test-key"
+Messages = list[Any]
+HELLO: Messages = [{"role": "user", "content": "Hello there"}]
+BLOCK = 64
+
+
+@pytest.fixture(scope="module")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, demo_model_path: Path
+) -> Iterator[ServerProcess]:
+    """Return a ready server of a tiny model."""
+    folder = write_tiny_folder(tmp_path_factory.mktemp("tiny"), demo_model_path, context=32768)
+    options = ("--api-key", KEY, "--kv-memory-mb", "256", "--served-model-name", "tiny/model")
+    with ServerProcess(str(folder), tmp_path_factory.mktemp("live"), *options) as process:
+        yield process.wait_ready()
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
+    """Return a client that does not retry."""
+    with anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0) as made:
+        yield made
+
+
+def prompt_tokens(usage: anthropic.types.Usage) -> int:
+    """Add up what usage says of the prompt."""
+    return (
+        usage.input_tokens
+        + (usage.cache_read_input_tokens or 0)
+        + (usage.cache_creation_input_tokens or 0)
+    )
+
+
+def test_streamed_and_whole_answers_agree(client: anthropic.Anthropic) -> None:
+    """Greedy, the stream's text is the whole answer's, and both count the prompt's tokens."""
+    arguments: dict[str, Any] = {
+        "model": "default",
+        "messages": HELLO,
+        "max_tokens": 24,
+        "extra_body": {"temperature": 0},
+    }
+    whole = client.messages.create(**arguments)
+    (block,) = whole.content
+    assert block.type == "text"
+    assert whole.stop_reason == "max_tokens"
+    assert whole.usage.output_tokens == 24
+    with client.messages.stream(**arguments) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == block.text
+    assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 24)
+    counted = client.messages.count_tokens(model="default", messages=HELLO).input_tokens
+    assert counted == prompt_tokens(whole.usage) == prompt_tokens(final.usage)
+
+    word = block.text[8:14]
+    stopped = client.messages.create(**arguments, stop_sequences=[word])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
+    before = "".join(block.text for block in stopped.content if block.type == "text")
+    assert before == text.partition(word)[0]
+
+
+def take_turns(client: anthropic.Anthropic, session: AgentSession, num_turns: int) -> None:
+    """Send a session's turns; each must compute what is new in it, and no more.
+
+    What is stored ends with a whole block; behind it stand the new turn and the beginning of an
+    answer, which the template writes.
+    """
+    earlier = 0
+    for turn in range(num_turns):
+        request = session.request()
+        message = client.messages.create(**request)
+        usage = message.usage
+        total = client.messages.count_tokens(
+            **{name: request[name] for name in ("model", "system", "tools", "messages")}
+        ).input_tokens
+        assert prompt_tokens(usage) == total
+        assert message.model == request["model"]
+        computed = total - (usage.cache_read_input_tokens or 0)
+        if turn:
+            assert computed <= total - earlier + BLOCK + 16
+        else:
+            # An earlier session may have begun with the same few words.
+            assert computed > total - 2 * BLOCK
+        earlier = total
+        session.use_tool(f"toolu_{turn}")
+
+
+def test_an_agents_turns_compute_only_what_is_new(client: anthropic.Anthropic) -> None:
+    """Though the first line and the budget change each time, and 15 tools are told."""
+    take_turns(client, AgentSession(num_system_words=600), 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_whole_agents_prompt_is_computed_once(client: anthropic.Anthropic) -> None:
+    """A system prompt of over 20,000 tokens."""
+    session = AgentSession(num_system_words=20_000)
+    system = session.request()["system"]
+    counted = client.messages.count_tokens(model="default", messages=HELLO, system=system)
+    assert counted.input_tokens > 20_000
+    take_turns(client, session, 3)
+
+
+def test_a_client_that_leaves_frees_its_row(
+    client: anthropic.Anthropic, server: ServerProcess
+) -> None:
+    """The gauges are back at zero at once."""
+    with client.messages.stream(model="default", messages=HELLO, max_tokens=30000) as stream:
+        for _, _ in zip(range(5), stream.text_stream, strict=False):
+            pass
+    deadline = time.monotonic() + 5
+    while server.status(**{"x-api-key": KEY})["num_running"]:
+        assert time.monotonic() < deadline, "the row is still there"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("agent", ["claude-code", "opencode", "qwen-code"])
+def test_agents_are_pointed_at_it(
+    server: ServerProcess, agent: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command finds the routes, the name and the context."""
+    assert main(["env", agent, "--url", server.url, "--api-key", KEY]) == 0
+    text = capsys.readouterr().out
+    assert "tiny/model" in text
+    assert agent == "qwen-code" or "32768" in text
