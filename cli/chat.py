@@ -8,6 +8,7 @@ import functools
 import io
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,6 +35,8 @@ LOADING = {
     "adapter_path": "--adapter-path",
     "trust_remote_code": "--trust-remote-code",
     "offline": "--offline",
+    "chat_template": "--chat-template",
+    "default_chat_template_kwargs": "--default-chat-template-kwargs",
 }
 #: Parameters that concern a server only.
 REMOTE = {"api_key": "--api-key", "timeout": "--timeout"}
@@ -215,12 +218,15 @@ def _in_process(options: ChatOptions, settings: RunSettings) -> Iterator[ChatBac
     from vllm_mlx.engine.config import EngineConfig
     from vllm_mlx.engine.models.resolve import resolve_model
     from vllm_mlx.engine.platform import require_backend
+    from vllm_mlx.engine.text.chat_template_file import read_chat_template
     from vllm_mlx.engine.text.tokenizer import load_tokenizer
 
     configure_logging("debug" if settings.verbose else "warning")
     # Before anything is fetched that could not be used.
     require_backend()
     model = options.model_config()
+    if options.chat_template is not None:
+        read_chat_template(Path(options.chat_template))
     engine = EngineConfig(max_num_seqs=1, kv_memory_bytes=options.kv_memory_bytes)
     # Neither a download's threads nor MLX's own can be stopped, and one that asks for the
     # interpreter while it is being taken down aborts the process.
@@ -229,7 +235,9 @@ def _in_process(options: ChatOptions, settings: RunSettings) -> Iterator[ChatBac
     with progress:
         folder = resolve_model(model, progress)
     announce(model, engine, folder)
-    load_own = functools.partial(load_tokenizer, trust_remote_code=options.trust_remote_code)
+    load_own = functools.partial(
+        load_tokenizer, trust_remote_code=options.trust_remote_code, chat=model.chat
+    )
     with progress:
         backend = open_engine_backend(engine_thread(model, engine), load_own, progress)
     with contextlib.closing(backend):

@@ -146,5 +146,7 @@ def _toml(value: object) -> str:
         return repr(value)
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        value = json.dumps(value, ensure_ascii=False)
     # A JSON string is a TOML string but for DEL, which TOML wants escaped.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vllm_mlx.cli.chat_config_options import TemplateOptions, template_options
 from vllm_mlx.cli.options import Decorator, option, stacked
 from vllm_mlx.cli.pending import env_name
 
@@ -55,11 +56,12 @@ model_options: Decorator[Any] = stacked(
         help="Run code that comes with the model. It can do anything that you can.",
     ),
     option("--offline", is_flag=True, help="Never reach for the network."),
+    template_options,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(TemplateOptions):
     """Hold the parsed options of `model_options`, by the names of their flags."""
 
     model: str
@@ -78,7 +80,7 @@ class ModelOptions:
 
     def model_config(self) -> ModelConfig:
         """Return the frozen configuration that these options become."""
-        from vllm_mlx.engine.config import ModelConfig
+        from vllm_mlx.engine.config import ChatConfig, ModelConfig
 
         return ModelConfig(
             model=self.model,
@@ -87,4 +89,5 @@ class ModelOptions:
             trust_remote_code=self.trust_remote_code,
             offline=self.offline,
             max_model_len=self.max_model_len,
+            chat=ChatConfig(**self.chat_fields()),
         )

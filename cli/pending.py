@@ -17,7 +17,6 @@ PENDING_COMMANDS: dict[str, str] = {
 #: Flags of `serve` that take no value.
 PENDING_SWITCHES = (
     "--deterministic",
-    "--enable-auto-tool-choice",
     "--enable-mtp",
     "--kv-cache-quantization",
     "--lazy-load-model",
@@ -31,8 +30,6 @@ PENDING_SWITCHES = (
 #: Flags of `serve` that take a value.
 PENDING_VALUES = (
     "--auto-unload-idle-seconds",
-    "--default-chat-template-kwargs",
-    "--default-thinking-token-budget",
     "--embedding-max-length",
     "--embedding-model",
     "--embedding-overflow-policy",
@@ -48,12 +45,10 @@ PENDING_VALUES = (
     "--moe-top-k",
     "--mtp-num-draft-tokens",
     "--paged-cache-block-size",
-    "--reasoning-parser",
     "--rerank-model",
     "--specprefill-draft-model",
     "--specprefill-keep-pct",
     "--specprefill-threshold",
-    "--tool-call-parser",
 )
 
 #: Flags of other servers of this kind, and the one that has their job here.

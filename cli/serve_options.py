@@ -9,6 +9,7 @@ import click
 
 from vllm_mlx.cli.access_options import AccessOptions, access_options
 from vllm_mlx.cli.cache_options import CacheOptions, cache_options
+from vllm_mlx.cli.chat_config_options import AnswerOptions, answer_options
 from vllm_mlx.cli.model_options import ModelOptions, model_options
 from vllm_mlx.cli.operation_options import OperationOptions, operation_options
 from vllm_mlx.cli.options import Decorator, FiniteRange, option, stacked
@@ -168,6 +169,13 @@ batching_options: Decorator[Any] = stacked(
         help="An engine whose step takes longer hangs, and is started again; 0 waits for ever.",
     ),
     option(
+        "--memory-reserve-mb",
+        type=click.IntRange(min=0),
+        metavar="MIB",
+        help="Free memory to leave to other programs: below it prefixes are evicted, then requests "
+        "refused, then rows preempted; 0 does not look. Default: 2 % of the memory, at most 512.",
+    ),
+    option(
         "--continuous-batching/--no-continuous-batching",
         default=True,
         help="Always on; --no-continuous-batching serves one request at a time.",
@@ -181,13 +189,16 @@ serve_options: Decorator[Any] = stacked(
     batching_options,
     cache_options,
     prefix_options,
+    answer_options,
     model_options,
     operation_options,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServeOptions(ModelOptions, CacheOptions, AccessOptions, PrefixOptions, OperationOptions):
+class ServeOptions(
+    ModelOptions, AnswerOptions, CacheOptions, AccessOptions, PrefixOptions, OperationOptions
+):
     """Hold the parsed options of `serve`, by the names of their flags."""
 
     host: str
@@ -213,7 +224,12 @@ class ServeOptions(ModelOptions, CacheOptions, AccessOptions, PrefixOptions, Ope
     max_queue_tokens: int
     prefill_tokens_per_step: int
     step_timeout: float
+    memory_reserve_mb: int | None
     continuous_batching: bool
+
+    def chat_fields(self) -> dict[str, Any]:
+        """Return the fields of `ChatConfig`: how chats are rendered, and how answers are read."""
+        return {**super().chat_fields(), **self.answer_fields()}
 
 
 def check_together(options: ServeOptions, given: frozenset[str]) -> ServeOptions:
@@ -276,9 +292,14 @@ def build_configs(options: ServeOptions) -> tuple[ServerConfig, ModelConfig, Eng
         prefill_tokens_per_step=options.prefill_tokens_per_step,
         step_timeout_s=options.step_timeout,
         kv_memory_bytes=options.kv_memory_bytes,
+        memory_reserve_bytes=_reserve_bytes(options),
         **options.cache_fields(),
     )
     return server, options.model_config(), engine
+
+
+def _reserve_bytes(options: ServeOptions) -> int | None:
+    return None if options.memory_reserve_mb is None else options.memory_reserve_mb * 1024 * 1024
 
 
 def _aliases(options: ServeOptions) -> tuple[tuple[str, str], ...]:

@@ -12,6 +12,7 @@ import click
 
 from vllm_mlx.cli.cache_options import CacheOptions, cache_options
 from vllm_mlx.cli.chat import REMOTE, server_options
+from vllm_mlx.cli.chat_config_options import tool_parser_option
 from vllm_mlx.cli.errors import ExitCode, printable
 from vllm_mlx.cli.model_options import ModelOptions, model_argument, model_options
 from vllm_mlx.cli.options import (
@@ -59,6 +60,7 @@ prompt_options: Decorator[Any] = stacked(
 class WarmOptions(ModelOptions, CacheOptions):
     """Hold the parsed options of `warm`, by the names of their flags."""
 
+    tool_call_parser: str | None
     prompts: Path
     system_only: bool
     check: bool
@@ -67,6 +69,10 @@ class WarmOptions(ModelOptions, CacheOptions):
     url: str | None
     api_key: str | None
     timeout: float
+
+    def chat_fields(self) -> dict[str, Any]:
+        """Return the fields of `ChatConfig`; the form of calls may be told to the model."""
+        return {**super().chat_fields(), "tool_parser": self.tool_call_parser}
 
     def engine_config(self) -> EngineConfig:
         """Return the configuration that keys prefixes as a server with these options does."""
@@ -82,6 +88,7 @@ class WarmOptions(ModelOptions, CacheOptions):
 @prompt_options
 @server_options
 @cache_options
+@tool_parser_option
 @model_options
 @verbose_option
 @click.pass_context
@@ -134,7 +141,7 @@ def _check_together(ctx: click.Context, options: WarmOptions, given_names: froze
         return
     kinds = (ModelOptions, CacheOptions)
     local = {field.name for kind in kinds for field in dataclasses.fields(kind)}
-    ineffective = (local - {"model"}) | {"check", "wait"}
+    ineffective = (local - {"model"}) | {"check", "wait", "tool_call_parser"}
     flags = [p.opts[0] for p in ctx.command.params if p.name in ineffective & given_names]
     if flags:
         raise click.UsageError(f"{', '.join(flags)} cannot be used with --url: the server decides")

@@ -79,7 +79,7 @@ def plan_for_model(
     prompts: Sequence[WarmPrompt], folder: Path, model: ModelConfig, engine: EngineConfig
 ) -> WarmPlan:
     """Plan with the tokenizer and the chat template of a model folder; loads no weights."""
-    tokenizer = load_tokenizer(folder, trust_remote_code=model.trust_remote_code)
+    tokenizer = load_tokenizer(folder, trust_remote_code=model.trust_remote_code, chat=model.chat)
     return plan_prefixes(prompts, tokenizer, engine.cache_block_size)
 
 

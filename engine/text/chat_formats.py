@@ -26,6 +26,8 @@ class ChatFormats:
     #: A name of `REASONING_PARSERS`; None leaves reasoning in the content.
     reasoning: str | None = None
     delimiters: tuple[str, str] | None = None
+    #: Most tokens of reasoning where a request does not say; None does not limit.
+    thinking_budget: int | None = None
     #: Why these.
     reason: str = ""
     #: The special tokens of the model, by their text.
@@ -73,4 +75,4 @@ def choose_formats(
     if config.reasoning_parser is not None:
         reasoning, delimiters = config.reasoning_choice
         reason = "as it was asked for"
-    return ChatFormats(tools, reasoning, delimiters, reason, special_tokens)
+    return ChatFormats(tools, reasoning, delimiters, config.thinking_budget, reason, special_tokens)

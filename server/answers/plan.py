@@ -123,14 +123,14 @@ def _thinking(
     if reasoning is None or formats.reasoning is None:
         return None
     closing: list[int] = []
-    if chat.thinking_budget is not None:
+    if budget is not None:
         closing = codec.encode(closing_text(reasoning), add_special_tokens=False)
     return Thinking(
         reasoning=formats.reasoning,
         delimiters=formats.delimiters,
         tools=formats.tools if _reads_tools(chat, formats) else None,
         starts_inside=starts_inside,
-        max_tokens=chat.thinking_budget,
+        max_tokens=budget,
         closing=tuple(closing),
     )
 
@@ -141,3 +141,4 @@ def closing_text(reasoning: ReasoningFormat) -> str:
     tail = reasoning.render(body).partition(body)[2]
     ends = [tail.find(closer) + len(closer) for closer in reasoning.closers if closer in tail]
     return tail[: min(ends)] if ends else reasoning.closers[0]
+    budget = formats.thinking_budget if chat.thinking_budget is None else chat.thinking_budget

@@ -36,4 +36,6 @@ class ModelRoutes:
             "root": served.info.model,
             "parent": None,
             "max_model_len": served.max_model_len,
+            "tool_call_parser": served.formats.tools,
+            "reasoning_parser": served.formats.reasoning,
         }

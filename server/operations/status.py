@@ -57,6 +57,7 @@ class StatusRoute:
                 "cache": cache_fields(known.prefixes),
                 "requests": [_request_fields(request) for request in (*known.requests, *unseen)],
                 "engine": self._engine_fields(known, has_answered=stats is not None),
+                "parsers": self._parser_fields(),
                 "unknown_fields": dict(runtime.unknown_fields.counts),
             }
         )
@@ -67,6 +68,17 @@ class StatusRoute:
         if self._runtime.is_ready or phase == "draining":
             return "running"
         return "stopped" if phase in ("failed", "stopped") else "not_loaded"
+
+    def _parser_fields(self) -> dict[str, Any] | None:
+        """Say what answers to chats are read with, and why."""
+        if self._runtime.served is None:
+            return None
+        formats = self._runtime.served.formats
+        return {
+            "tool_call_parser": formats.tools,
+            "reasoning_parser": formats.reasoning,
+            "reason": formats.reason,
+        }
 
     def _engine_fields(self, stats: EngineStats, *, has_answered: bool) -> dict[str, Any]:
         condition = self._runtime.engine.state

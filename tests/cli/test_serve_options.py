@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -42,6 +43,7 @@ EVERYTHING = {
     "--max-num-seqs": ("3", "engine.max_num_seqs", 3),
     "--prefill-tokens-per-step": ("64", "engine.prefill_tokens_per_step", 64),
     "--step-timeout": ("7.5", "engine.step_timeout_s", 7.5),
+    "--memory-reserve-mb": ("0", "engine.memory_reserve_bytes", 0),
     "--kv-memory-mb": ("128", "engine.kv_memory_bytes", 128 * MIB),
     "--warm-prompts": ("prompts.json", "server.warm_prompts", "prompts.json"),
     "--record": ("recorded", "server.record_dir", "recorded"),
@@ -52,6 +54,11 @@ EVERYTHING = {
     "--adapter-path": ("adapter", "model.adapter_path", "adapter"),
     "--trust-remote-code": (None, "model.trust_remote_code", True),
     "--offline": (None, "model.offline", True),
+    "--chat-template": (__file__, "model.chat.chat_template", __file__),
+    "--default-chat-template-kwargs": ('{"a": 1}', "model.chat.template_kwargs", {"a": 1}),
+    "--tool-call-parser": ("hermes", "model.chat.tool_parser", "hermes"),
+    "--reasoning-parser": ("none", "model.chat.reasoning_parser", "none"),
+    "--default-thinking-token-budget": ("0", "model.chat.thinking_budget", 0),
 }
 Configs = dict[str, Any]
 
@@ -78,7 +85,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Configs:
 def value_at(configs: Configs, path: str) -> Any:
     """Return the configuration's value at `path`."""
     config, _, field = path.partition(".")
-    return getattr(configs[config], field)
+    return attrgetter(field)(configs[config])
 
 
 def test_nothing_given_is_the_demo_with_every_default(served: Configs) -> None:
