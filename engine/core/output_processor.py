@@ -181,6 +181,7 @@ class OutputProcessor:
             error=finish.error if finish else None,
             num_prompt_tokens=len(sequence.prompt),
             num_cached_tokens=sequence.num_cached,
+            num_stored_tokens=sequence.num_stored,
             num_completion_tokens=len(sequence.output),
             num_reasoning_tokens=row.tracker.num_tokens if row.tracker is not None else 0,
             departs_at=sequence.departs_at,

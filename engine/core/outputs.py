@@ -74,6 +74,8 @@ class RowOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_prompt_tokens: int = 0
     #: Prompt tokens that were really not computed.
     num_cached_tokens: int = 0
+    #: Prompt tokens that were computed and put into the prefix store, which had not had them.
+    num_stored_tokens: int = 0
     #: Tokens generated so far.
     num_completion_tokens: int = 0
     #: Of those, the ones that were drawn within reasoning, its end's marker included.

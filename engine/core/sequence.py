@@ -54,6 +54,8 @@ class Sequence:
     turn: int = 0
     num_computed: int = 0
     num_cached: int = 0
+    #: Prompt tokens beyond those whose KV it was the first to put into the prefix store.
+    num_stored: int = 0
     cache_hit_type: CacheHitType | None = None
     #: The prompt's first token that differs from the nearest stored prefix, if it was looked for.
     departs_at: int | None = None

@@ -73,6 +73,7 @@ class RequestStream:
                 error=error,
                 num_prompt_tokens=newest.num_prompt_tokens,
                 num_cached_tokens=newest.num_cached_tokens,
+                num_stored_tokens=newest.num_stored_tokens,
                 num_completion_tokens=newest.num_completion_tokens,
                 num_reasoning_tokens=newest.num_reasoning_tokens,
             )

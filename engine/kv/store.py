@@ -434,6 +434,8 @@ class PrefixStore:
             if self._tree.insert(block_hash, parent, block, block.num_bytes) is None:
                 break
             fresh.append(block)
+            if start >= sequence.num_cached and not sequence.output:
+                sequence.num_stored += self.block_size
         mx.eval([array for block in fresh for array in block.arrays()])
         if hashes:
             self._note_unstored(hashes[-1])

@@ -62,14 +62,14 @@ def usage(last: RowOutput) -> dict[str, Any]:
 
 
 def prompt_usage(output: RowOutput, num_output_tokens: int) -> dict[str, Any]:
-    """Divide the prompt's tokens: found stored, stored now, and the others.
+    """Divide the prompt's tokens: found stored, computed and stored now, and only computed.
 
     Together they are what `count_tokens` counts.
     """
-    read = output.num_cached_tokens
+    read, stored = output.num_cached_tokens, output.num_stored_tokens
     return {
-        "input_tokens": output.num_prompt_tokens - read,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": output.num_prompt_tokens - read - stored,
+        "cache_creation_input_tokens": stored,
         "cache_read_input_tokens": read,
         "output_tokens": num_output_tokens,
     }

@@ -64,6 +64,25 @@ def test_a_hit_gives_the_tokens_of_a_cold_run_and_counts_what_it_did_not_compute
             check(kind, driver, f"{name}{length}", prompt)
 
 
+@pytest.mark.parametrize("kind", ["full", "recurrent"])
+def test_what_a_prompt_puts_into_the_store_is_told_once(kind: str) -> None:
+    """As many tokens as the store has blocks more of; who finds them stored stores nothing."""
+    driver = make_driver(kind)
+    prompt = random_prompt(200, 40)
+    for name, length, expected in (("first", 200, 192), ("again", 200, 0), ("part", 130, 0)):
+        before = len(driver.engine._prefixes.tree)
+        ask(driver, name, prompt[:length], max_tokens=1)
+        final = driver.results[name].final
+        assert final is not None
+        assert final.num_stored_tokens == expected
+        assert (len(driver.engine._prefixes.tree) - before) * BLOCK == expected
+    bare = Driver(make_engine(kind))
+    ask(bare, "bare", prompt, max_tokens=1)
+    last = bare.results["bare"].final
+    assert last is not None
+    assert last.num_stored_tokens == 0, "there is no store"
+
+
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_prompt_that_departs_from_another_is_right_and_reuses_what_is_before(kind: str) -> None:
     """Only whole blocks before the first differing token can be found."""

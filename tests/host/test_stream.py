@@ -85,7 +85,7 @@ def test_a_slot_knows_every_field_of_an_output() -> None:
         *("request_id", "text", "token_ids", "finish_reason", "stop_reason", "error"),
         *("logprobs", "prompt_logprobs"),
         *("num_prompt_tokens", "num_cached_tokens", "num_completion_tokens"),
-        *("num_reasoning_tokens", "departs_at", "timings"),
+        *("num_stored_tokens", "num_reasoning_tokens", "departs_at", "timings"),
     }
 
 

@@ -92,7 +92,9 @@ def take_turns(client: anthropic.Anthropic, session: AgentSession, num_turns: in
         ).input_tokens
         assert prompt_tokens(usage) == total
         assert message.model == request["model"]
-        computed = total - (usage.cache_read_input_tokens or 0)
+        read, created = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+        computed = total - read
+        assert (total - 1) // BLOCK * BLOCK == read + created
         if turn:
             assert computed <= total - earlier + BLOCK + 16
         else:
