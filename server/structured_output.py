@@ -11,6 +11,7 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from vllm_mlx.engine.core.grammar import check_grammar_length
 from vllm_mlx.engine.errors import InvalidRequestError
 from vllm_mlx.engine.parsing.grammar import Grammar, any_of
 from vllm_mlx.engine.parsing.reasoning_format import ReasoningFormat
@@ -92,6 +93,7 @@ def grammar_spec(grammar: Any, *, param: str) -> AnswerSpec:
     """Return the form that a grammar describes: Lark with a rule `start`, or GBNF with `root`."""
     if not isinstance(grammar, str):
         raise InvalidRequestError(f"{param} must be a grammar, a string", param=param)
+    check_grammar_length(grammar, param=param)
     if _START_OF_LARK.search(grammar) is None and "::=" in grammar:
         try:
             grammar = gbnf_to_lark(grammar)

@@ -65,6 +65,11 @@ class TextCodec(Protocol):
         ...
 
 
+#: Grammars that are compiled at once, on threads of their own: one may take seconds, which no
+#: prompt waits for.
+NUM_GRAMMAR_THREADS = 2
+
+
 class TokenizerPool:
     """Run tokenizer work off the event loop; owns its threads and their tokenizers."""
 
@@ -73,6 +78,10 @@ class TokenizerPool:
         for number in range(num_threads):
             self._idle.put(tokenizer if number == 0 else tokenizer.copy())
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
+        self._grammar_executor = ThreadPoolExecutor(
+            NUM_GRAMMAR_THREADS, thread_name_prefix="grammars"
+        )
+        self._grammars = tokenizer.grammars
         self.vocab_size = tokenizer.vocab_size
         #: Spells one token as bytes: a look-up, cheap enough for the event loop.
         self.token_bytes = tokenizer.token_bytes
@@ -99,9 +108,18 @@ class TokenizerPool:
         """Return the character of `text`, which `token_ids` encode, where each token begins."""
         return await self.run(lambda tokenizer: tokenizer.token_offsets(token_ids, text))
 
+    async def check_grammar(self, grammar: str, *, param: str | None) -> None:
+        """Raise `InvalidRequestError`, naming `param`, if a grammar cannot be enforced."""
+        if self._grammars.knows(grammar):
+            return
+        await asyncio.get_running_loop().run_in_executor(
+            self._grammar_executor, lambda: self._grammars.check(grammar, param=param)
+        )
+
     def close(self) -> None:
         """Drop the work that has not begun; do not wait for what has."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self._grammar_executor.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, work: Callable[[TextCodec], Result]) -> Result:
         """Do `work` with one of the tokenizers, on a thread, and return what it returns."""

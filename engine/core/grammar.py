@@ -108,18 +108,18 @@ class GrammarCompiler:
         """Raise `InvalidRequestError`, naming `param`, if the grammar cannot be enforced."""
         self.compile(grammar, param=param)
 
+    def knows(self, grammar: str) -> bool:
+        """Say whether a grammar was found right already; cheap."""
+        with self._lock:
+            return _key(grammar) in self._compiled
+
     def compile(self, grammar: str, *, param: str | None = None) -> LLMatcher:
         """Return a matcher at the grammar's beginning, for one row.
 
         Raises `InvalidRequestError`, naming `param`, with llguidance's reason: a fault of the
         grammar, something it does not support, or nothing that could follow the grammar.
         """
-        if len(grammar) > MAX_GRAMMAR_LENGTH:
-            raise InvalidRequestError(
-                f"the grammar is {len(grammar)} characters long; at most {MAX_GRAMMAR_LENGTH} are "
-                "compiled",
-                param=param,
-            )
+        check_grammar_length(grammar, param=param)
         key = _key(grammar)
         with self._lock:
             known, num_uses = self._compiled.pop(key, (None, 0))
@@ -154,6 +154,16 @@ class GrammarCompiler:
         if matcher.is_stopped() and not matcher.is_accepting():
             raise InvalidRequestError("nothing can follow this grammar", param=param)
         return matcher
+
+
+def check_grammar_length(grammar: str, *, param: str | None) -> None:
+    """Raise `InvalidRequestError` for a grammar that is longer than any that is compiled."""
+    if len(grammar) > MAX_GRAMMAR_LENGTH:
+        raise InvalidRequestError(
+            f"the grammar is {len(grammar)} characters long; at most {MAX_GRAMMAR_LENGTH} are "
+            "compiled",
+            param=param,
+        )
 
 
 def _key(grammar: str) -> bytes:

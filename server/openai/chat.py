@@ -10,6 +10,7 @@ from vllm_mlx.server import sse
 from vllm_mlx.server.answers.events import answer_parts, collect_answers
 from vllm_mlx.server.answers.plan import plan_answer
 from vllm_mlx.server.departures import explain_departure
+from vllm_mlx.server.openai.answer_form import form_of
 from vllm_mlx.server.openai.chat_input import chat_input, is_legacy
 from vllm_mlx.server.openai.intake import check_streaming, limits_of, read_body, row_ids
 from vllm_mlx.server.openai.responses import AnswerHead, chat_completion
@@ -36,7 +37,7 @@ class ChatRoute:
         num_choices = body.n or 1
         self._runtime.generations.check_room(num_choices, param="n")
         context = current_context()
-        chat = chat_input(body)
+        chat = chat_input(body, await form_of(self._runtime, body))
         plan = await plan_answer(served, chat)
         limits = limits_of(self._runtime, served)
         rows = [

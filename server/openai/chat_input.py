@@ -16,6 +16,7 @@ from vllm_mlx.server.openai.schemas import (
     NamedToolChoice,
     TokenizeBody,
 )
+from vllm_mlx.server.structured_output import AnswerSpec
 
 #: What `chat_template_kwargs` may not hold, because it has its own place in the request.
 _FIELDS_OF_THEIR_OWN = frozenset(
@@ -23,8 +24,13 @@ _FIELDS_OF_THEIR_OWN = frozenset(
 )
 
 
-def chat_input(body: ChatCompletionBody | TokenizeBody) -> ChatInput:
-    """Return what a chat asks for; raise `InvalidRequestError` for what contradicts itself."""
+def chat_input(
+    body: ChatCompletionBody | TokenizeBody, form: AnswerSpec | None = None
+) -> ChatInput:
+    """Return what a chat asks for; raise `InvalidRequestError` for what contradicts itself.
+
+    `form` is the form of its answer.
+    """
     assert body.messages is not None, "a chat has messages"
     functions: Sequence[FunctionDefinition]
     if isinstance(body, TokenizeBody):
@@ -44,6 +50,7 @@ def chat_input(body: ChatCompletionBody | TokenizeBody) -> ChatInput:
         allows_parallel_calls=is_parallel,
         template_options=_template_options(body),
         thinking_budget=budget,
+        form=form,
     )
 
 

@@ -11,6 +11,7 @@ from quart import Response
 
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.server import sse
+from vllm_mlx.server.openai.answer_form import form_of
 from vllm_mlx.server.openai.intake import check_streaming, limits_of, read_body, row_ids
 from vllm_mlx.server.openai.logprobs import CompletionPieces, Echo
 from vllm_mlx.server.openai.prompts import Prompt, num_prompts, split_prompt
@@ -46,8 +47,9 @@ class CompletionRoute:
         include_usage = check_streaming(body)
         context = current_context()
         num_choices = body.n or 1
+        grammar = await self._grammar(body, served)
         prompts = await self._prompts(body, served)
-        rows = self._rows(body, context, prompts, limits_of(self._runtime, served))
+        rows = self._rows(body, context, prompts, limits_of(self._runtime, served), grammar)
         pieces = CompletionPieces(
             [prompt.echo for prompt in prompts for _ in range(num_choices)],
             served.tokenizers.token_bytes if body.logprobs is not None else None,
@@ -63,6 +65,13 @@ class CompletionRoute:
             generation, head, pieces, include_usage=include_usage, num_choices=num_choices
         )
         return sse.event_stream(ended_properly(events, context))
+
+    async def _grammar(self, body: CompletionBody, served: ServedModel) -> str | None:
+        form = await form_of(self._runtime, body)
+        if form is None:
+            return None
+        await served.tokenizers.check_grammar(form.lark, param=form.param)
+        return form.lark
 
     async def _prompts(self, body: CompletionBody, served: ServedModel) -> list[_Prompt]:
         """Encode the prompts, and prepare what is to be repeated of them."""
@@ -89,7 +98,11 @@ class CompletionRoute:
 
     @staticmethod
     def _rows(
-        body: CompletionBody, context: RequestContext, prompts: Sequence[_Prompt], limits: Limits
+        body: CompletionBody,
+        context: RequestContext,
+        prompts: Sequence[_Prompt],
+        limits: Limits,
+        grammar: str | None,
     ) -> list[GenerationRequest]:
         """Make one engine request for each choice of each prompt."""
         num_choices = body.n or 1
@@ -103,6 +116,7 @@ class CompletionRoute:
                 limits,
                 choice=choice,
                 client=context.client,
+                grammar=grammar,
             )
             for index, prompt in enumerate(prompts)
             for choice in range(num_choices)

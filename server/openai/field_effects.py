@@ -16,8 +16,11 @@ from vllm_mlx.server.openai.schemas import (
     FunctionName,
     FunctionTool,
     GenerationBody,
+    JsonSchemaFormat,
     NamedToolChoice,
+    ResponseFormat,
     StreamOptions,
+    StructuredOutputs,
     TokenizeBody,
     ToolCall,
 )
@@ -53,6 +56,16 @@ _GENERATION = {
     "presence_penalty": "Taken off the logit of tokens in the answer.",
     "repetition_penalty": "Makes tokens of prompt and answer less likely, above 1.",
     "logit_bias": "Added to the logits of tokens, by their ids.",
+    "response_format": "The form of the answer, which is enforced token by token. See below, and "
+    "[structured output](guides/structured-output.md). Of this and the fields like it one may be "
+    "given.",
+    "structured_outputs": "The same in vLLM's way. See below.",
+    "guided_json": "A JSON schema that the answer follows, as an object or its text.",
+    "guided_regex": "A regular expression that matches the whole answer.",
+    "guided_choice": "Texts of which the answer is one.",
+    "guided_grammar": "A grammar of the answer: Lark with a rule `start`, or GBNF with `root`.",
+    "guided_whitespace_pattern": "What may stand between the parts of `guided_json`, as a regular "
+    "expression. Default: nothing, a space, or a line break and an indentation.",
 }
 
 _MESSAGES = {
@@ -104,6 +117,21 @@ EFFECTS: Mapping[type[Body], Mapping[str, str]] = {
         "tokens, up to 20.",
     },
     StreamOptions: {"include_usage": "Send one more chunk at the end, with `usage`."},
+    ResponseFormat: {
+        "type": "`text`, `json_object` for any object, or `json_schema`.",
+        "json_schema": "The schema of a `json_schema`. See below.",
+        "schema": "A schema that a `json_object` follows.",
+    },
+    JsonSchemaFormat: {"schema": "The JSON schema, which is enforced whatever `strict` says."},
+    StructuredOutputs: {
+        "json": "As `guided_json`.",
+        "regex": "As `guided_regex`.",
+        "choice": "As `guided_choice`.",
+        "grammar": "As `guided_grammar`.",
+        "json_object": "`true` asks for any object.",
+        "whitespace_pattern": "As `guided_whitespace_pattern`.",
+        "disable_any_whitespace": "`true` leaves nothing between the parts of JSON.",
+    },
     ChatMessage: {
         "role": "`system`, `developer` (the same), `user`, `assistant`, `tool` or `function` (the "
         "same).",

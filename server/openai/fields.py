@@ -20,8 +20,11 @@ from vllm_mlx.server.openai.schemas import (
     FunctionName,
     FunctionTool,
     GenerationBody,
+    JsonSchemaFormat,
     NamedToolChoice,
+    ResponseFormat,
     StreamOptions,
+    StructuredOutputs,
     TokenizeBody,
     ToolCall,
 )
@@ -67,7 +70,9 @@ _GENERATION: dict[str, FieldPolicy] = {
     **_all(_E, "model temperature top_p top_k min_p seed max_tokens min_tokens"),
     **_all(_E, "stop stop_token_ids ignore_eos stream stream_options n priority"),
     **_all(_E, "frequency_penalty presence_penalty repetition_penalty logit_bias"),
-    **_all(_A, "user metadata service_tier safety_identifier"),
+    **_all(_E, "response_format structured_outputs guided_json guided_regex guided_choice"),
+    **_all(_E, "guided_grammar guided_whitespace_pattern"),
+    **_all(_A, "user metadata service_tier safety_identifier guided_decoding_backend"),
     **_all(_A, "prompt_cache_key prompt_cache_retention prompt_cache_options"),
     # As many candidates as choices: nothing to choose between.
     "best_of": FieldPolicy(FieldUse.REFUSED, same_as="n"),
@@ -78,8 +83,6 @@ _GENERATION: dict[str, FieldPolicy] = {
     "logits_processors": _refused([]),
     "prompt_logprobs": _refused(),
     "echo": _refused(False),
-    "response_format": _refused({"type": "text"}),
-    **_all(_refused(), "structured_outputs guided_json guided_regex guided_choice guided_grammar"),
     "skip_special_tokens": _refused(True),
     "spaces_between_special_tokens": _refused(True),
     "include_stop_str_in_output": _refused(False),
@@ -114,6 +117,15 @@ POLICIES: Mapping[type[Body], Mapping[str, FieldPolicy]] = {
         # Padding against traffic analysis; the text is the same without it.
         "include_obfuscation": _A,
         "continuous_usage_stats": _refused(False),
+    },
+    ResponseFormat: _all(_E, "type json_schema schema"),
+    JsonSchemaFormat: {"schema": _E, **_all(_A, "name description strict")},
+    StructuredOutputs: {
+        **_all(_E, "json regex choice grammar json_object whitespace_pattern"),
+        **_all(_E, "disable_any_whitespace"),
+        "structural_tag": _refused(),
+        "disable_additional_properties": _refused(False),
+        "disable_fallback": _A,
     },
     ChatMessage: {
         **_all(_E, "role content name tool_calls tool_call_id reasoning reasoning_content refusal"),

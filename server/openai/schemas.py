@@ -7,6 +7,7 @@ is not looked at.
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -41,6 +42,43 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
+with warnings.catch_warnings():
+    # The base class has methods of these names, old ones that nobody calls here.
+    warnings.filterwarnings("ignore", 'Field name "(schema|json)"', UserWarning)
+
+    class JsonSchemaFormat(Body):
+        """Hold a JSON schema with the name that OpenAI's API gives it."""
+
+        name: str | None = None
+        description: str | None = None
+        schema: dict[str, Any] | bool | None = None  # type: ignore[assignment]
+        strict: bool | None = None
+
+    class ResponseFormat(Body):
+        """Say which form an answer must have, in OpenAI's way."""
+
+        type: Literal["text", "json_object", "json_schema"]
+        json_schema: JsonSchemaFormat | None = None
+        #: Where other servers take the schema of a `json_object`.
+        schema: dict[str, Any] | bool | None = None  # type: ignore[assignment]
+
+    class StructuredOutputs(Body):
+        """Say which form an answer must have, in vLLM's way."""
+
+        json: str | dict[str, Any] | None = None  # type: ignore[assignment]
+        regex: str | None = None
+        choice: Annotated[list[str], Field(fail_fast=True)] | None = None
+        grammar: str | None = None
+        json_object: bool | None = None
+        whitespace_pattern: str | None = None
+        disable_any_whitespace: bool | None = None
+        # Refused until a build supports them.
+        structural_tag: Any = None
+        disable_additional_properties: bool | None = None
+        # Without effect here.
+        disable_fallback: Any = None
+
+
 class GenerationBody(Body):
     """Hold the fields that chat and plain completions share."""
 
@@ -63,6 +101,13 @@ class GenerationBody(Body):
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
     # Refused until a build supports them.
     best_of: int | None = None
     length_penalty: float | None = None
@@ -72,12 +117,6 @@ class GenerationBody(Body):
     logits_processors: Any = None
     prompt_logprobs: Any = None
     echo: bool | None = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -87,6 +126,7 @@ class GenerationBody(Body):
     thinking_token_budget: Any = None
     timeout: Any = None
     # Without effect here.
+    guided_decoding_backend: Any = None
     user: Any = None
     metadata: Any = None
     service_tier: Any = None

@@ -80,16 +80,17 @@ def generation_request(
     choice: int = 0,
     client: str = "",
     plan: AnswerPlan | None = None,
+    grammar: str | None = None,
 ) -> GenerationRequest:
     """Resolve the request for one choice of one prompt, from the field `prompt_param`.
 
-    `plan` is that of a chat.
+    `plan` is that of a chat, `grammar` that of an answer to a plain prompt.
 
     Raises what `check_prompt_length` does for a prompt that leaves no room for one token, and
     `InvalidRequestError` for values outside the server's limits.
     """
     _check_prompt(prompt, prompt_param, limits)
-    sampling = _sampling(body, len(prompt), limits, choice)
+    sampling = _sampling(body, len(prompt), limits, choice, grammar)
     return GenerationRequest(
         request_id=request_id,
         prompt=pack_tokens(prompt),
@@ -145,7 +146,9 @@ def logprobs_of(body: GenerationBody) -> int | None:
     return None
 
 
-def _sampling(body: GenerationBody, prompt_len: int, limits: Limits, choice: int) -> SamplingParams:
+def _sampling(
+    body: GenerationBody, prompt_len: int, limits: Limits, choice: int, grammar: str | None
+) -> SamplingParams:
     max_tokens = min(_requested_tokens(body, limits), limits.info.max_model_len - prompt_len)
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
@@ -178,6 +181,7 @@ def _sampling(body: GenerationBody, prompt_len: int, limits: Limits, choice: int
         logit_bias=_logit_bias(body.logit_bias or {}, limits.vocab_size),
         logprobs=logprobs,
         prompt_logprobs=logprobs if body.echo else None,
+        grammar=grammar,
     )
 
 

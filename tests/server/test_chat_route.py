@@ -216,7 +216,7 @@ async def test_the_prompt_reaches_the_engine_as_tokens(served: Served) -> None:
         ({"best_of": 2}, "best_of"),
         ({"echo": True}, "echo"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),

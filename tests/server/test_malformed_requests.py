@@ -49,7 +49,11 @@ SHARED = {
     "priority": ["x", 1.5, 2**31, -(2**31)],
     "best_of": [2, "x"],
     "response_format": [{"type": "nothing"}, 5],
-    "guided_regex": ["x"],
+    "guided_regex": ["(", 5],
+    "guided_json": ["{", 5, {"type": "nothing"}],
+    "guided_choice": [[], [5], "x"],
+    "guided_grammar": ["x", 5],
+    "structured_outputs": [{}, {"regex": "("}, 5],
 }
 
 MESSAGES: list[Any] = [
