@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,9 +61,8 @@ class ServerProcess:
         """Return where it listens, from its log, which says so before the model is ready."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            for line in self.log.splitlines():
-                if "listening on " in line:
-                    return line.rpartition("listening on ")[2]
+            if found := re.search(r"listening on ([^\s\"]+)", self.log):
+                return found[1]
             time.sleep(0.02)
         raise TimeoutError(f"it does not listen:\n{self.log}")
 
