@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import threading
 from collections import OrderedDict
@@ -12,6 +13,8 @@ from typing import Protocol
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from vllm_mlx.engine.errors import InvalidRequestError
+
+logger = logging.getLogger(__name__)
 
 #: Longest grammar that is looked at, in characters: the largest schemas of public catalogues are
 #: smaller, and compiling takes longer than linear time.
@@ -176,9 +179,8 @@ def _make_tokenizer(tokens: GrammarTokens, vocab_size: int) -> LLTokenizer:
     if serialized is not None:
         try:
             return LLTokenizer(serialized, n_vocab=vocab_size, eos_token=eos or None)
-        except ValueError:
-            # It is of a kind that llguidance cannot read itself, and is spelt out instead.
-            pass
+        except ValueError as error:
+            logger.info("llguidance cannot read the tokenizer, which is spelt out to it: %s", error)
     return LLTokenizer(TokenizerWrapper(_SpeltTokens(tokens, vocab_size, eos)), eos_token=eos)
 
 
