@@ -20,6 +20,7 @@ from vllm_mlx.engine.parsing.reasoning_format import ReasoningFormat
 from vllm_mlx.engine.text.chat_formats import ChatFormats
 from vllm_mlx.server.answers.tool_choice import AUTO, Tool, ToolChoice
 from vllm_mlx.server.served_model import ServedModel
+from vllm_mlx.server.structured_output import AnswerSpec, answer_grammar
 from vllm_mlx.server.tokenizer_pool import TextCodec
 
 Message = Mapping[str, Any]
@@ -40,8 +41,10 @@ class ChatInput:
     allows_parallel_calls: bool = True
     #: Variables of the template, and `add_generation_prompt` and `continue_final_message`.
     template_options: Mapping[str, Any] = field(default_factory=dict)
-    #: Most tokens of reasoning; None does not limit.
+    #: Most tokens of reasoning; None leaves it to the server's default.
     thinking_budget: int | None = None
+    #: The form of the answer; None leaves it free.
+    form: AnswerSpec | None = None
 
     @property
     def render_options(self) -> dict[str, Any]:
@@ -65,7 +68,10 @@ class AnswerPlan:
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
         """Return an API's own sampling with what this plan adds to it."""
         return msgspec.structs.replace(
-            sampling, thinking=self.thinking, shown_tokens=self.shown_tokens
+            sampling,
+            thinking=self.thinking,
+            shown_tokens=self.shown_tokens,
+            grammar=self.grammar,
         )
 
     def parser(self) -> StreamParser:
@@ -83,10 +89,14 @@ class AnswerPlan:
 async def plan_answer(served: ServedModel, chat: ChatInput) -> AnswerPlan:
     """Render and encode a chat, and decide how its answer is drawn and read.
 
-    Raises `InvalidRequestError` for what the template refuses, and for calls that are to be
-    enforced where no format of calls is known.
+    Raises `InvalidRequestError` for what the template refuses, for calls that are to be enforced
+    where no format of calls is known, and for a form that cannot be enforced.
     """
-    return await served.tokenizers.run(functools.partial(make_plan, chat=chat))
+    plan = await served.tokenizers.run(functools.partial(make_plan, chat=chat))
+    if plan.grammar is not None:
+        param = chat.form.param if chat.form is not None else "tools"
+        await served.tokenizers.check_grammar(plan.grammar, param=param)
+    return plan
 
 
 def make_plan(codec: TextCodec, chat: ChatInput) -> AnswerPlan:
@@ -108,6 +118,7 @@ def make_plan(codec: TextCodec, chat: ChatInput) -> AnswerPlan:
         starts_inside=starts_inside,
         thinking=_thinking(codec, chat, reasoning, starts_inside=starts_inside),
         shown_tokens=formats.shown_tokens(reads_tools=_reads_tools(chat, formats)),
+        grammar=_grammar(codec, chat, reasoning, starts_inside=starts_inside),
     )
 
 
@@ -116,12 +127,41 @@ def _reads_tools(chat: ChatInput, formats: ChatFormats) -> bool:
     return bool(chat.tools) and formats.tools is not None and chat.tool_choice.mode != "none"
 
 
+def _grammar(
+    codec: TextCodec, chat: ChatInput, reasoning: ReasoningFormat | None, *, starts_inside: bool
+) -> str | None:
+    """Return the grammar of the answer, its reasoning included; None leaves it free.
+
+    Where the model may call tools, a call may take the place of the form.
+    """
+    if chat.form is None:
+        return None
+    special_tokens = codec.grammars.special_tokens
+    calls = []
+    if _reads_tools(chat, codec.formats) and codec.formats.tool_format is not None:
+        calls.append(
+            codec.formats.tool_format.grammar(
+                chat.tools,
+                special_tokens=special_tokens,
+                parallel=chat.allows_parallel_calls,
+            )
+        )
+    return answer_grammar(
+        chat.form,
+        reasoning=reasoning,
+        in_reasoning=starts_inside,
+        special_tokens=special_tokens,
+        alternatives=calls,
+    )
+
+
 def _thinking(
     codec: TextCodec, chat: ChatInput, reasoning: ReasoningFormat | None, *, starts_inside: bool
 ) -> Thinking | None:
     formats = codec.formats
     if reasoning is None or formats.reasoning is None:
         return None
+    budget = formats.thinking_budget if chat.thinking_budget is None else chat.thinking_budget
     closing: list[int] = []
     if budget is not None:
         closing = codec.encode(closing_text(reasoning), add_special_tokens=False)
@@ -141,4 +181,3 @@ def closing_text(reasoning: ReasoningFormat) -> str:
     tail = reasoning.render(body).partition(body)[2]
     ends = [tail.find(closer) + len(closer) for closer in reasoning.closers if closer in tail]
     return tail[: min(ends)] if ends else reasoning.closers[0]
-    budget = formats.thinking_budget if chat.thinking_budget is None else chat.thinking_budget
