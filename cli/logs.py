@@ -41,7 +41,10 @@ class _LoggedLines(io.TextIOBase):
     """Log each line that is written."""
 
     def write(self, text: str) -> int:
-        """Log the lines of `text`, which is whole ones."""
+        """Log the lines of `text`, which is whole ones; raise TypeError for bytes."""
+        if not isinstance(text, str):
+            # By this click tells a stream of text from one of bytes.
+            raise TypeError(f"text is written here, not {type(text).__name__}")
         for line in text.splitlines():
             logger.info("%s", line.strip())
         return len(text)

@@ -54,6 +54,8 @@ class ServerMetrics:
         # Those times would say when this process began, once for each of a hundred series.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._model = model
+        # Those whose only label is `model` stand here with it: finding them by it takes longer than
+        # counting, and so they are on the page before anything happens.
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, PrometheusHistogram] = {}
@@ -169,32 +171,27 @@ class ServerMetrics:
             self.registry.register(_TokenGaps(metric, self._model, self._token_gaps))
         elif metric.kind == "counter":
             counter = Counter(name, metric.help, labels, registry=self.registry)
-            self._counters[metric.name] = counter
+            self._counters[metric.name] = counter if metric.labels else counter.labels(self._model)
         elif metric.kind == "gauge":
-            self._gauges[metric.name] = Gauge(name, metric.help, labels, registry=self.registry)
+            gauge = Gauge(name, metric.help, labels, registry=self.registry)
+            self._gauges[metric.name] = gauge if metric.labels else gauge.labels(self._model)
         else:
-            self._histograms[metric.name] = PrometheusHistogram(
+            histogram = PrometheusHistogram(
                 name, metric.help, labels, registry=self.registry, buckets=metric.buckets
             )
-        if not metric.labels:
-            self._show(metric)
-
-    def _show(self, metric: Metric) -> None:
-        """Have a metric on the page before anything happens."""
-        children = (self._counters, self._gauges, self._histograms)
-        for family in children:
-            if metric.name in family:
-                family[metric.name].labels(self._model)
+            self._histograms[metric.name] = histogram.labels(self._model)
 
     def _count(self, name: str, amount: float, *labels: str) -> None:
-        self._counters[name].labels(self._model, *labels).inc(amount)
+        counter = self._counters[name]
+        (counter.labels(self._model, *labels) if labels else counter).inc(amount)
 
     def _set(self, name: str, value: float, *labels: str) -> None:
-        self._gauges[name].labels(self._model, *labels).set(value)
+        gauge = self._gauges[name]
+        (gauge.labels(self._model, *labels) if labels else gauge).set(value)
 
     def _observe(self, name: str, value: float | None) -> None:
         if value is not None:
-            self._histograms[name].labels(self._model).observe(value)
+            self._histograms[name].observe(value)
 
 
 class _TokenGaps(Collector):
