@@ -107,7 +107,7 @@ class OutputProcessor:
         is_end = sequence.finish is not None and sequence.finish.reason == "stop"
         text = "" if is_end else row.decode(token)
         if row.tracker is not None and not is_end:
-            row.tracker.take(text)
+            row.tracker.take(token, text)
             sequence.forced_token = row.tracker.forced_token
         if logprob is not None:
             row.held_logprobs.append((logprob.at(row.num_decoded), row.num_decoded + len(text)))

@@ -35,8 +35,11 @@ class ThinkingTracker:
         """Return the only token that may come next; None if any may."""
         return None if self._num_closed is None else self._closing[self._num_closed]
 
-    def take(self, text: str) -> None:
-        """Take the text that the next token has added, which may be none."""
+    def take(self, token: int, text: str) -> None:
+        """Take the next token and the text that it has added, which may be none.
+
+        It may be another than the one to be forced: a grammar puts that off where it cannot stand.
+        """
         was_inside = self._parser.in_reasoning
         self.num_tokens += was_inside
         self._parser.feed(text)
@@ -44,8 +47,11 @@ class ThinkingTracker:
             self._num_chosen += was_inside
             self._force_if_due()
             return
-        self._num_closed += 1
-        if self._num_closed == len(self._closing):
+        if token == self._closing[self._num_closed]:
+            self._num_closed += 1
+        elif self._parser.in_reasoning:
+            return
+        if self._num_closed == len(self._closing) or not self._parser.in_reasoning:
             self._num_closed = None
 
     def _force_if_due(self) -> None:

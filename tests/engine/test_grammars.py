@@ -10,6 +10,10 @@ import pytest
 from support.engines import Driver, Finished, make_engine, random_prompt, tiny_model
 from support.grammar_tokens import PrintableTokens, PrintedText
 
+from vllm_mlx.engine.core.request import Thinking
+from vllm_mlx.engine.parsing.registry import make_reasoning
+from vllm_mlx.server.structured_output import with_reasoning
+
 END = PrintableTokens.END
 HEAD = "%llguidance {}\nstart: "
 #: A model of random weights must find its way to an end, so nothing here is open-ended.
@@ -241,3 +245,43 @@ def test_a_fault_of_the_device_leaves_the_engine_able() -> None:
     assert final.finish_reason == "error"
     run.add("second", [1], grammar=GRAMMAR, temperature=1.0, seed=1, max_tokens=400)
     check(run.run()["second"])
+
+
+class HalfTokens(PrintableTokens):
+    """Have the two bytes of one character as tokens of their own, 0 and 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tokens[0], self._tokens[1] = "é".encode()[:1], "é".encode()[1:]
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2, 3, 6, 7])
+def test_reasoning_is_closed_where_a_grammar_lets_it(budget: int) -> None:
+    """A budget of reasoning that ends amid a character lets the character end first."""
+    reasoning = make_reasoning("delimiters", ("<<", ">>"))
+    grammar = with_reasoning(
+        f'{HEAD}"yes"', reasoning=reasoning, in_reasoning=True, special_tokens={}
+    )
+    tokens = HalfTokens()
+    closing = tuple(tokens.encode(">>"))
+    run = Driver(make_engine(grammar_tokens=tokens, make_decoder=PrintedText, eos=(END,)))
+    run.add(
+        "row",
+        [5],
+        grammar=grammar,
+        # The model would write this character for ever, and no line breaks.
+        logit_bias=((0, 100.0), (1, 100.0), (95, -100.0)),
+        thinking=Thinking(
+            reasoning="delimiters",
+            delimiters=("<<", ">>"),
+            starts_inside=True,
+            max_tokens=budget,
+            closing=closing,
+        ),
+        max_tokens=50,
+    )
+    result = run.run()["row"]
+    assert result.final is not None
+    assert result.final.finish_reason == "stop", result.final
+    thought = [0, 1] * ((budget + 1) // 2)
+    assert result.tokens == [*thought, *closing, *tokens.encode("yes")]
