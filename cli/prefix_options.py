@@ -9,6 +9,13 @@ import click
 
 from vllm_mlx.cli.options import Decorator, option, stacked
 
+normalize_option: Decorator[Any] = option(
+    "--normalize-prompts/--no-normalize-prompts",
+    default=True,
+    help="Take the lines that an agent changes with each request out of system text on "
+    "/v1/messages, so that what follows them is found stored.",
+)
+
 prefix_options: Decorator[Any] = stacked(
     option(
         "--warm-prompts",
@@ -24,12 +31,7 @@ prefix_options: Decorator[Any] = stacked(
         help="Write the requests that come, without keys, to this folder, for "
         "'vllm-mlx warm --prompts DIR'. They hold what your users say.",
     ),
-    option(
-        "--normalize-prompts/--no-normalize-prompts",
-        default=True,
-        help="Take the lines that an agent changes with each request out of system text on "
-        "/v1/messages, so that what follows them is found stored.",
-    ),
+    normalize_option,
 )
 
 

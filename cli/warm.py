@@ -22,6 +22,7 @@ from vllm_mlx.cli.options import (
     stacked,
     verbose_option,
 )
+from vllm_mlx.cli.prefix_options import normalize_option
 
 if TYPE_CHECKING:
     from vllm_mlx.cli.loading import LoadingProgress
@@ -62,6 +63,7 @@ class WarmOptions(ModelOptions, CacheOptions):
 
     tool_call_parser: str | None
     prompts: Path
+    normalize_prompts: bool
     system_only: bool
     check: bool
     wait: bool
@@ -86,6 +88,7 @@ class WarmOptions(ModelOptions, CacheOptions):
 @click.command()
 @model_argument
 @prompt_options
+@normalize_option
 @server_options
 @cache_options
 @tool_parser_option
@@ -141,7 +144,7 @@ def _check_together(ctx: click.Context, options: WarmOptions, given_names: froze
         return
     kinds = (ModelOptions, CacheOptions)
     local = {field.name for kind in kinds for field in dataclasses.fields(kind)}
-    ineffective = (local - {"model"}) | {"check", "wait", "tool_call_parser"}
+    ineffective = (local - {"model"}) | {"check", "wait", "tool_call_parser", "normalize_prompts"}
     flags = [p.opts[0] for p in ctx.command.params if p.name in ineffective & given_names]
     if flags:
         raise click.UsageError(f"{', '.join(flags)} cannot be used with --url: the server decides")
@@ -158,7 +161,9 @@ def _check(options: WarmOptions, prompts: WarmPrompts) -> int:
     folder = folder_of_model(options.model)
     if folder is None:
         raise ModelNotFoundError(f"{options.model} is not on this machine: nothing is stored of it")
-    plan = plan_for_model(prompts.prompts, folder, model, engine)
+    plan = plan_for_model(
+        prompts.prompts, folder, model, engine, normalize=options.normalize_prompts
+    )
     assert engine.ssd_cache_dir is not None
     if (Path(engine.ssd_cache_dir) / "runs").is_dir():
         with stored_prefixes(folder, model, engine) as stored:
@@ -233,7 +238,9 @@ def _warm_folder(options: WarmOptions, prompts: WarmPrompts, settings: RunSettin
     settings.must_exit_at_once = not Path(options.model).is_dir()
     with loading or contextlib.nullcontext():
         folder = resolve_model(model, loading or ignore_progress)
-    plan = plan_for_model(prompts.prompts, folder, model, engine)
+    plan = plan_for_model(
+        prompts.prompts, folder, model, engine, normalize=options.normalize_prompts
+    )
     disk_faults: dict[str, int] = {}
     with stored_prefixes(folder, model, engine) as stored:
         plan = plan.looked_up(stored)

@@ -15,6 +15,7 @@ from vllm_mlx.engine.models.kv_shape import resume_rule
 from vllm_mlx.engine.models.loader import prefix_namespace
 from vllm_mlx.engine.models.summary import read_config, summarize_checkpoint
 from vllm_mlx.engine.text.tokenizer import load_tokenizer
+from vllm_mlx.server.anthropic.chat_input import ChatSettings
 from vllm_mlx.server.warm_prompts import WarmPrompt
 from vllm_mlx.server.warm_tokens import PromptEncoder, prefix_tokens, whole_blocks
 
@@ -55,14 +56,18 @@ class WarmPlan:
 
 
 def plan_prefixes(
-    prompts: Sequence[WarmPrompt], encoder: PromptEncoder, block_size: int
+    prompts: Sequence[WarmPrompt],
+    encoder: PromptEncoder,
+    block_size: int,
+    settings: ChatSettings | None = None,
 ) -> WarmPlan:
     """Render prompts as a server does; a prompt that cannot be rendered is a fault of its own."""
+    settings = settings or ChatSettings()
     plan = WarmPlan()
     seen: set[tuple[int, ...]] = set()
     for prompt in prompts:
         try:
-            found = prefix_tokens(prompt, encoder)
+            found = prefix_tokens(prompt, encoder, settings)
         except InvalidRequestError as error:
             plan.faults.append(f"{prompt.where}: {error.message}")
             continue
@@ -76,11 +81,20 @@ def plan_prefixes(
 
 
 def plan_for_model(
-    prompts: Sequence[WarmPrompt], folder: Path, model: ModelConfig, engine: EngineConfig
+    prompts: Sequence[WarmPrompt],
+    folder: Path,
+    model: ModelConfig,
+    engine: EngineConfig,
+    *,
+    normalize: bool,
 ) -> WarmPlan:
-    """Plan with the tokenizer and the chat template of a model folder; loads no weights."""
+    """Plan with the tokenizer and the chat template of a model folder; loads no weights.
+
+    With `normalize` system text goes without its volatile lines where a server leaves them out.
+    """
     tokenizer = load_tokenizer(folder, trust_remote_code=model.trust_remote_code, chat=model.chat)
-    return plan_prefixes(prompts, tokenizer, engine.cache_block_size)
+    settings = ChatSettings(normalize, model.chat.template_kwargs)
+    return plan_prefixes(prompts, tokenizer, engine.cache_block_size, settings)
 
 
 @contextlib.contextmanager

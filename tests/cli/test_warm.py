@@ -25,6 +25,7 @@ from vllm_mlx.engine.kv.disk_tier import DiskTier
 from vllm_mlx.engine.kv.resume import ResumeRule
 from vllm_mlx.engine.kv.spill import open_spill
 from vllm_mlx.engine.kv.stored import StoredPrefixes
+from vllm_mlx.server.anthropic.chat_input import ChatSettings
 from vllm_mlx.server.warm_prompts import WarmPrompt, warm_prompt
 
 BLOCK = 64
@@ -46,6 +47,7 @@ def prompts(tmp_path: Path) -> Path:
         (["--url", "http://x", "--dtype", "float16"], "--dtype cannot be used with --url"),
         (["--url", "http://x", "--ssd-cache-dir", "x"], "--ssd-cache-dir cannot be used"),
         (["--url", "http://x", "--check"], "--check cannot be used with --url"),
+        (["--url", "http://x", "--no-normalize-prompts"], "cannot be used with --url"),
         (["--ssd-cache-dir", "x", "--no-prefix-cache", "--check"], "switched off"),
     ],
 )
@@ -153,6 +155,20 @@ def test_a_plan_has_each_prefix_once() -> None:
     ]
     assert plan.num_too_short == 1
     assert plan.faults == ["here, bad: refused"]
+
+
+def test_a_recorded_message_is_planned_as_its_server_would_render_it() -> None:
+    """Two turns of one agent have one prefix, unless the server leaves their first lines in."""
+    prompts = []
+    for checksum in ("aaaaa", "bbbbb"):
+        system = f"x-anthropic-billing-header: cch={checksum};\nBe brief."
+        body = {"system": system, "messages": [{"role": "user", "content": "Hi!"}]}
+        prompts.append(warm_prompt({"path": "/v1/messages", "body": body}, checksum))
+    found = [prompt for prompt in prompts if prompt is not None]
+    for settings, expected in ((None, 1), (ChatSettings(normalize=False), 2)):
+        plan = plan_prefixes(found, Characters(), 4, settings)
+        assert len(plan.prefixes) == expected
+    assert "".join(map(chr, plan.prefixes[0].blocks)).startswith("x-anthropic")
 
 
 def planned(num_blocks: int, seed: int) -> PlannedPrefix:
