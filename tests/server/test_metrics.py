@@ -156,6 +156,11 @@ async def everything(server: Served) -> dict[str, Any]:
     await server.engine.sleep()
     server.engine.finish(row, "error", ErrorInfo.of(RowFailedError("broken")))
     assert (await answering).status_code == 200
+    answering = asyncio.create_task(server.chat("abcdef"))
+    row = await asked(server, 7)
+    refusal = ErrorInfo.of(RowFailedError("never begun"))
+    server.engine.put(row, "", 0, finish_reason="error", error=refusal)
+    assert (await answering).status_code == 500
     assert (await server.chat("bad")).status_code == 400
     assert (await server.client.get("/nowhere")).status_code == 404
     return usage
@@ -174,7 +179,7 @@ async def test_counts_are_those_of_the_answers(make_server: ServerFactory) -> No
         )
         for status, outcome in (
             *(("200", "success"), ("499", "client_closed"), ("200", "aborted")),
-            *(("200", "error"), ("400", "refused")),
+            *(("200", "error"), ("500", "error"), ("400", "refused")),
         )
     }
     assert outcomes == {
@@ -182,17 +187,20 @@ async def test_counts_are_those_of_the_answers(make_server: ServerFactory) -> No
         ("499", "client_closed"): 1,
         ("200", "aborted"): 1,
         ("200", "error"): 1,
+        ("500", "error"): 1,
         ("400", "refused"): 1,
     }
-    assert page.total("http_requests_total", route="/v1/chat/completions") == 6
+    assert page.total("http_requests_total", route="/v1/chat/completions") == 7
     assert page.total("http_requests_total", route="unmatched", status="404") == 1
     assert page.total("http_requests_total", route="/v1/requests/{request_id}") == 1
     reasons = ("stop", "length", "abort", "error")
     rows_ended = [page.value("request_success_total", finished_reason=name) for name in reasons]
-    assert rows_ended == [3, 0, 2, 1]
-    assert page.value("request_errors_total", code="row_failed") == 1
-    # Prompts of 3 characters: two rows of the first, the stream's, the one left; then 4 and 5.
+    assert rows_ended == [3, 0, 2, 2]
+    assert page.value("request_errors_total", code="row_failed") == 2
+    # Prompts of 3 characters: two rows of the first, the stream's, the one left; then 4 and 5. The
+    # one that was never begun has cost nothing.
     assert page.value("prompt_tokens_total") == 3 * 4 + 4 + 5
+    assert page.value("prompt_tokens_cached_total") == 3 + 1 + 1
     assert page.value("generation_tokens_total") == 3 * 3 + 1 + len(server.engine.texts) * 2
     assert usage["completion_tokens"] == 2 * 3
     for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
