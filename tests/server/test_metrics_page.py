@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_mlx.server.metrics import ServerMetrics
@@ -54,6 +57,35 @@ def test_the_dashboard_uses_only_metrics_and_labels_that_exist() -> None:
         used = re.findall(r"by \((.*?)\)", query)
         known = set.union(*(labels_of(name) for name, _ in selectors))
         assert {label for group in used for label in group.split(", ")} <= known, query
+
+
+def test_prometheus_understands_every_query(tmp_path: Path) -> None:
+    """Its own checker parses the queries of the dashboard and of the page."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is missing: apt-get install prometheus")
+    dashboard = json.loads((ROOT / "docs" / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    prose = page().partition("## Useful queries")[2].partition("\n## ")[0]
+    queries += re.findall(r"`([^`]+)`", prose)
+    known = {"$__rate_interval": "5m", "$model": ".*"}
+    rules = [
+        {"record": f"query:{number}", "expr": _filled(query, known)}
+        for number, query in enumerate(queries)
+    ]
+    file = tmp_path / "rules.json"
+    # JSON is YAML, too.
+    file.write_text(json.dumps({"groups": [{"name": "queries", "rules": rules}]}))
+    command = [promtool, "check", "rules", "--lint=none", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, f"{len(rules)} rules found" in done.stdout) == (0, True), done.stderr
+
+
+def _filled(query: str, known: dict[str, str]) -> str:
+    for name, value in known.items():
+        query = query.replace(name, value)
+    assert "$" not in query
+    return query
 
 
 def labels_of(name: str) -> set[str]:
