@@ -51,7 +51,8 @@ def doctor(*, is_json: bool, port: int, ssd_cache_dir: Path | None) -> int:
     """
     from vllm_mlx.cli.doctor_report import gather
 
-    report = gather(port=port, ssd_cache_dir=ssd_cache_dir)
+    folder = ssd_cache_dir.expanduser() if ssd_cache_dir is not None else None
+    report = gather(port=port, ssd_cache_dir=folder)
     if is_json:
         text = json.dumps(_fields(report), indent=2)
     else:

@@ -23,6 +23,9 @@ TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 #: What a record on its way from the engine process begins with; no text line does.
 _RECORD_MARK = "\x1e"
 
+#: A line from the engine process is at most 64 KiB, and a character may take six bytes of it.
+_MAX_TEXT = 5000
+
 
 def set_level(name: str) -> None:
     """Have the project's loggers write from level `name` on, as `logging` names it, or `STEP`."""
@@ -67,8 +70,8 @@ class RecordFormatter(logging.Formatter):
             "name": record.name,
             "levelno": record.levelno,
             "levelname": record.levelname,
-            "msg": record.getMessage(),
-            "exc_text": _exception_text(self, record),
+            "msg": _bounded(record.getMessage()),
+            "exc_text": _bounded(_exception_text(self, record) or "") or None,
             "created": record.created,
             "msecs": record.msecs,
             "process": record.process,
@@ -86,6 +89,13 @@ def read_record(line: str) -> logging.LogRecord | None:
     except ValueError:
         return None
     return logging.makeLogRecord(made)
+
+
+def _bounded(text: str) -> str:
+    """Return what of a text fits a line of the process's log: its beginning and its end."""
+    if len(text) <= _MAX_TEXT:
+        return text
+    return f"{text[: _MAX_TEXT // 2]}\n[...]\n{text[-_MAX_TEXT // 2 :]}"
 
 
 def _timestamp(record: logging.LogRecord) -> str:

@@ -72,6 +72,16 @@ def test_a_record_of_the_engine_process_arrives_whole(caplog: pytest.LogCaptureF
     assert log.last_words[-2:] == ("lines", "native words")
 
 
+def test_a_record_of_any_length_arrives(caplog: pytest.LogCaptureFixture) -> None:
+    """A long message is cut in its middle, so that its line is not cut at its end."""
+    log = ProcessLog()
+    text = "\N{SNOWMAN}" * 100_000 + "end"
+    log.data_received(RecordFormatter().format(failed_record(text)).encode() + b"\n")
+    (record,) = caplog.records
+    assert record.getMessage().startswith("\N{SNOWMAN}" * 2500 + "\n[...]\n")
+    assert record.getMessage().endswith("\N{SNOWMAN}end")
+
+
 @pytest.mark.parametrize("line", ["\x1enot json", "plain", "\x1e"])
 def test_a_line_that_is_no_record_is_text(line: str) -> None:
     """Whatever a library prints cannot break the log."""
