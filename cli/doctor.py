@@ -53,10 +53,7 @@ def doctor(*, is_json: bool, port: int, ssd_cache_dir: Path | None) -> int:
 
     folder = ssd_cache_dir.expanduser() if ssd_cache_dir is not None else None
     report = gather(port=port, ssd_cache_dir=folder)
-    if is_json:
-        text = json.dumps(_fields(report), indent=2)
-    else:
-        text = "\n".join(_lines(report))
+    text = json.dumps(_fields(report), indent=2) if is_json else "\n".join(_lines(report))
     click.echo(_without_home(text))
     return ExitCode.GATE_FAILED if report.has_failed else ExitCode.DONE
 
