@@ -1,4 +1,4 @@
-"""Shared fixtures; the environment of MLX is prepared here, before any test module can import MLX."""
+"""Shared fixtures; MLX's environment is prepared here, before any test module imports it."""
 
 from __future__ import annotations
 
