@@ -18,9 +18,10 @@ from vllm_mlx.engine.errors import InvalidRequestError
 from vllm_mlx.engine.parsing import StreamParser, make_parser
 from vllm_mlx.engine.parsing.reasoning_format import ReasoningFormat
 from vllm_mlx.engine.text.chat_formats import ChatFormats
-from vllm_mlx.server.answers.tool_choice import AUTO, Tool, ToolChoice
+from vllm_mlx.server.answers.call_grammar import forced_calls, free_answer
+from vllm_mlx.server.answers.tool_choice import AUTO, Tool, ToolChoice, is_strict
 from vllm_mlx.server.served_model import ServedModel
-from vllm_mlx.server.structured_output import AnswerSpec, answer_grammar
+from vllm_mlx.server.structured_output import AnswerSpec, answer_grammar, with_reasoning
 from vllm_mlx.server.tokenizer_pool import TextCodec
 
 Message = Mapping[str, Any]
@@ -132,27 +133,51 @@ def _grammar(
 ) -> str | None:
     """Return the grammar of the answer, its reasoning included; None leaves it free.
 
-    Where the model may call tools, a call may take the place of the form.
+    A call that is asked for stands over the form, which the answer to the call's result will have;
+    where the model may call tools, a call may take the place of the form.
     """
-    if chat.form is None:
+    tool_format = codec.formats.tool_format if chat.tools else None
+    is_forced = chat.tool_choice.mode == "required"
+    if chat.form is None and (tool_format is None or not _holds_calls(chat)):
         return None
     special_tokens = codec.grammars.special_tokens
-    calls = []
-    if _reads_tools(chat, codec.formats) and codec.formats.tool_format is not None:
-        calls.append(
-            codec.formats.tool_format.grammar(
-                chat.tools,
-                special_tokens=special_tokens,
-                parallel=chat.allows_parallel_calls,
-            )
+    calls = None
+    if tool_format is not None and chat.tool_choice.mode != "none":
+        calls = forced_calls(
+            tool_format,
+            chat.tools,
+            chat.tool_choice,
+            is_parallel=chat.allows_parallel_calls,
+            special_tokens=special_tokens,
         )
-    return answer_grammar(
-        chat.form,
-        reasoning=reasoning,
-        in_reasoning=starts_inside,
-        special_tokens=special_tokens,
-        alternatives=calls,
+    if chat.form is not None and not is_forced:
+        return answer_grammar(
+            chat.form,
+            reasoning=reasoning,
+            in_reasoning=starts_inside,
+            special_tokens=special_tokens,
+            alternatives=[] if calls is None else [calls],
+        )
+    assert tool_format is not None, "calls are forced of known formats only"
+    if not is_forced:
+        calls = free_answer(
+            tool_format,
+            chat.tools if chat.tool_choice.mode == "auto" else (),
+            is_parallel=chat.allows_parallel_calls,
+            special_tokens=special_tokens,
+            reasoning=reasoning,
+        )
+    if calls is None:
+        return None
+    return with_reasoning(
+        calls, reasoning=reasoning, in_reasoning=starts_inside, special_tokens=special_tokens
     )
+
+
+def _holds_calls(chat: ChatInput) -> bool:
+    """Say whether calls, or that there are none, must be enforced."""
+    is_free = chat.tool_choice.mode == "auto" and chat.allows_parallel_calls
+    return not is_free or any(map(is_strict, chat.tools))
 
 
 def _thinking(

@@ -53,32 +53,35 @@ async def chat_events(
     for index in range(num_choices):
         yield write(chat_chunk(head, index, {"role": "assistant", "content": ""}))
     ends: dict[int, RowOutput] = {}
+    held: list[list[Logprobs]] = [[] for _ in range(num_choices)]
+
+    def taken(index: int) -> dict[str, Any] | None:
+        parts, held[index] = held[index], []
+        return chat_logprobs(parts, spell) if spell is not None and parts else None
+
     async with aclosing(parts):
         async for part in parts:
             if part is None:
                 yield sse.KEEP_ALIVE
                 continue
             index, output = part.row, part.output
-            logprobs = None
-            if spell is not None and output.logprobs is not None:
-                logprobs = chat_logprobs([output.logprobs], spell)
-            deltas = [delta for event in part.events if (delta := _delta(event, is_legacy))]
-            if not deltas and logprobs is not None:
-                deltas = [{"content": ""}]
-            for delta in deltas:
-                yield write(chat_chunk(head, index, delta, logprobs))
-                # Those of all tokens go with the first of what they say.
-                logprobs = None
+            if spell is not None:
+                held[index] += _parts(output)
+            for event in part.events:
+                delta = _delta(event, is_legacy=is_legacy)
+                if delta is not None:
+                    # Those of markers, which say nothing, go with what follows them.
+                    yield write(chat_chunk(head, index, delta, taken(index)))
             if output.finish_reason is not None:
                 ends[index] = output
                 reason = chat_reason(part.finish_reason, is_legacy=is_legacy)
-                yield write(chat_chunk(head, index, {}, last=output, finish_reason=reason))
+                yield write(chat_chunk(head, index, {}, taken(index), output, reason))
     if include_usage:
         rows = [ends[index] for index in sorted(ends)]
         yield sse.event(usage_chunk(head, "chat.completion.chunk", rows, num_choices))
 
 
-def _delta(event: Event, is_legacy: bool) -> dict[str, Any] | None:
+def _delta(event: Event, *, is_legacy: bool) -> dict[str, Any] | None:
     """Return what an event adds to the message; the end of a call adds nothing."""
     if isinstance(event, ContentDelta):
         return {"content": event.text}
