@@ -11,6 +11,7 @@ from vllm_mlx.server.answers.plan import ChatInput
 from vllm_mlx.server.answers.tool_choice import AUTO, ToolChoice, check_tools
 from vllm_mlx.server.anthropic.messages import chat_messages, continues_answer
 from vllm_mlx.server.anthropic.schemas import PrefixBody, PromptBody, ToolDefinition
+from vllm_mlx.server.structured_output import AnswerSpec, json_spec
 
 #: The template's variable for thinking, and what templates know of effort.
 _THINKS = "enable_thinking"
@@ -54,6 +55,7 @@ def chat_input(body: PromptBody, settings: ChatSettings) -> ChatInput:
         tool_choice=choice,
         allows_parallel_calls=not is_single,
         template_options=options,
+        form=_form(body),
         thinking_budget=body.thinking.budget_tokens if body.thinking is not None else None,
     )
 
@@ -66,6 +68,16 @@ def _openai_tool(tool: ToolDefinition) -> dict[str, Any]:
     if tool.strict is not None:
         function["strict"] = tool.strict
     return {"type": "function", "function": function}
+
+
+def _form(body: PromptBody) -> AnswerSpec | None:
+    form = body.output_config.format if body.output_config is not None else None
+    if form is None:
+        return None
+    param = "output_config.format.schema"
+    if form.schema is None:
+        raise InvalidRequestError(f"{param} is missing", param=param)
+    return json_spec(form.schema, param=param)
 
 
 def _tool_choice(body: PromptBody) -> ToolChoice:

@@ -11,6 +11,7 @@ from vllm_mlx.server.anthropic.schemas import (
     MessagesBody,
     Metadata,
     OutputConfig,
+    OutputFormat,
     PrefixBody,
     PromptBody,
     ResultBlock,
@@ -95,6 +96,11 @@ EFFECTS: Mapping[type[Body], Mapping[str, str]] = {
     },
     OutputConfig: {
         "effort": "Passed on to the chat template as `reasoning_effort`; above `high` is `high`.",
+        "format": "See below.",
+    },
+    OutputFormat: {
+        "type": "`json_schema`.",
+        "schema": "The text of the answer is JSON that follows it; calls of tools are free.",
     },
     Metadata: {},
 }

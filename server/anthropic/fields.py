@@ -11,6 +11,7 @@ from vllm_mlx.server.anthropic.schemas import (
     MessagesBody,
     Metadata,
     OutputConfig,
+    OutputFormat,
     PrefixBody,
     PromptBody,
     ResultBlock,
@@ -62,6 +63,7 @@ POLICIES: Mapping[type[Body], Mapping[str, FieldPolicy]] = {
     },
     ToolChoice: _all(_E, "type name disable_parallel_tool_use"),
     Thinking: _all(_E, "type budget_tokens display"),
-    OutputConfig: {"effort": _E, "format": FieldPolicy(FieldUse.REFUSED)},
+    OutputConfig: _all(_E, "effort format"),
+    OutputFormat: _all(_E, "type schema"),
     Metadata: _all(_A, "user_id"),
 }

@@ -40,7 +40,8 @@ class MessageRoutes:
         model = runtime.names.check(body.model, is_agents=True)
         runtime.generations.check_room(1, param="messages")
         context = current_context()
-        plan = await plan_answer(served, chat_input(body, self._settings))
+        chat = await runtime.run_aside(lambda: chat_input(body, self._settings))
+        plan = await plan_answer(served, chat)
         limits = limits_of(runtime, served)
         row = row_request(body, context.id, plan, limits, client=context.client)
         generation = runtime.generations.start(context.id, [row])
@@ -62,7 +63,8 @@ class MessageRoutes:
         served = self._runtime.require_ready()
         body = await read_body(self._runtime, CountTokensBody, POLICIES)
         self._runtime.names.check(body.model, is_agents=True)
-        plan = await plan_answer(served, chat_input(body, self._settings))
+        chat = await self._runtime.run_aside(lambda: chat_input(body, self._settings))
+        plan = await plan_answer(served, chat)
         return json_response({"input_tokens": len(plan.prompt)})
 
 

@@ -6,6 +6,7 @@ As with the bodies of the OpenAI routes, unknown fields are kept so that they ca
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator
@@ -144,11 +145,22 @@ class Thinking(Body):
     display: Literal["summarized", "omitted"] | None = None
 
 
+with warnings.catch_warnings():
+    # The field is called as a method of the base is which nothing here calls.
+    warnings.filterwarnings("ignore", r'Field name "schema"')
+
+    class OutputFormat(Body):
+        """Say what the text of the answer must be."""
+
+        type: Literal["json_schema"]
+        schema: dict[str, Any] | None = None  # type: ignore[assignment]
+
+
 class OutputConfig(Body):
     """Say how much effort the answer is worth, and its form."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: dict[str, Any] | None = None
+    format: OutputFormat | None = None
 
 
 class Metadata(Body):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
+import jsonschema
 import pytest
 from support.agent_session import AgentSession
 from support.server_process import ServerProcess
@@ -74,6 +76,29 @@ def test_streamed_and_whole_answers_agree(client: anthropic.Anthropic) -> None:
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
     before = "".join(block.text for block in stopped.content if block.type == "text")
     assert before == text.partition(word)[0]
+
+
+def test_an_answer_follows_a_schema(client: anthropic.Anthropic) -> None:
+    """Whatever the model would have said, streamed and whole."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "is_capital": {"type": "boolean"}},
+        "required": ["city", "is_capital"],
+        "additionalProperties": False,
+    }
+    arguments: dict[str, Any] = {
+        "model": "default",
+        "messages": HELLO,
+        "max_tokens": 200,
+        "output_config": {"format": {"type": "json_schema", "schema": schema}},
+        "extra_body": {"temperature": 1},
+    }
+    (block,) = client.messages.create(**arguments).content
+    assert block.type == "text"
+    jsonschema.validate(json.loads(block.text), schema)
+    with client.messages.stream(**arguments) as stream:
+        jsonschema.validate(json.loads("".join(stream.text_stream)), schema)
+        assert stream.get_final_message().stop_reason == "end_turn"
 
 
 def take_turns(client: anthropic.Anthropic, session: AgentSession, num_turns: int) -> None:

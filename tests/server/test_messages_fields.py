@@ -53,6 +53,7 @@ def test_every_field_is_classified(schema: type[Body]) -> None:
         (ToolChoice, sdk.ToolChoiceToolParam),
         (Thinking, sdk.ThinkingConfigEnabledParam),
         (OutputConfig, sdk.OutputConfigParam),
+        (schemas.OutputFormat, sdk.JSONOutputFormatParam),
         (schemas.ContentBlock, sdk.TextBlockParam),
         (schemas.ContentBlock, sdk.ThinkingBlockParam),
         (schemas.ContentBlock, sdk.RedactedThinkingBlockParam),

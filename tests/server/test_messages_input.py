@@ -239,6 +239,15 @@ def test_effort_reaches_the_template_in_its_own_words(effort: str, expected: str
     assert chat.template_options["reasoning_effort"] == expected
 
 
+def test_the_form_of_an_answer_is_a_schema() -> None:
+    """It becomes the grammar that every API's forms become."""
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    chat: ChatInput = chat_of(output_config={"format": {"type": "json_schema", "schema": schema}})
+    assert chat.form is not None
+    assert '"city"' in chat.form.lark
+    assert chat_of(output_config={"effort": "low"}).form is None
+
+
 @pytest.mark.parametrize(
     ("messages", "fields", "reason"),
     [
@@ -267,6 +276,7 @@ def test_effort_reaches_the_template_in_its_own_words(effort: str, expected: str
         ),
         ([USER], {"tools": [TOOL, TOOL]}, "two tools of the name 'look_up'"),
         ([USER], {"chat_template_kwargs": {"tools": []}}, "tools cannot be given in"),
+        ([USER], {"output_config": {"format": {"type": "json_schema"}}}, "schema is missing"),
     ],
 )
 def test_what_cannot_be_is_refused(
