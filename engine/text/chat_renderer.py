@@ -75,8 +75,9 @@ class ChatRenderer:
                 f"not a variable of a chat template: {', '.join(refused)}",
                 param="chat_template_kwargs",
             )
+        tools = [_shown_tool(tool) for tool in tools]
         written = self._written(messages, tools)
-        shown = {"tools": [dict(tool) for tool in tools]} if self._facts.takes_tools else {}
+        shown = {"tools": tools} if self._facts.takes_tools else {}
         options = {**self._defaults, **options, **(shown if tools else {})}
         refusal: Exception | None = None
         for fitted in role_fittings(written):
@@ -115,6 +116,15 @@ class ChatRenderer:
     @property
     def _described_format(self) -> type[ToolFormat]:
         return self.formats.tool_format or TOOL_PARSERS[DESCRIBED_FORMAT]
+
+
+def _shown_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool as the model is told of it: that it is strict concerns the engine only."""
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        return dict(tool)
+    shown = {name: value for name, value in function.items() if name != "strict"}
+    return {**tool, "function": shown}
 
 
 def _with_objects(message: Message) -> Message:

@@ -161,3 +161,34 @@ def test_an_aborted_prompt_has_all_its_log_probabilities_or_none(is_complete: bo
     output = processor.report(sequence)
     assert output is not None
     assert (output.prompt_logprobs is not None) == is_complete
+
+
+def test_shown_tokens_are_text_like_any_other() -> None:
+    """Special tokens that parsers need can be stopped at, and their entries lie where they do."""
+    shown = ((8, "<call>"), (9, "</call>"))
+    _, outputs = run([1, 8, 2, 9, 6], shown_tokens=shown)
+    text, entries = text_and_entries(outputs)
+    assert text == "a<call>b</call>c"
+    assert [entry.offset for entry in entries] == [0, 1, 7, 8, 15]
+    sequence, outputs = run([1, 8, 2, 9, 6], shown_tokens=shown, stop=("b</c",))
+    assert text_and_entries(outputs)[0] == "a<call>"
+    assert sequence.finish == Finish("stop", "b</c")
+
+
+def test_what_is_held_of_a_character_comes_before_a_shown_token() -> None:
+    """No later token can complete it."""
+
+    class Held(Spelling):
+        def flush(self) -> str:
+            """Give up the character that was begun."""
+            return "?"
+
+    sequence = make_sequence("row", max_tokens=9, shown_tokens=((8, "<call>"),))
+    processor = OutputProcessor(lambda: Held(TEXTS))
+    processor.open(sequence)
+    for token in (0, 8):
+        sequence.append(token, frozenset({EOS}))
+        processor.take(sequence)
+    output = processor.report(sequence)
+    assert output is not None
+    assert output.text == "?<call>"
