@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from vllm_mlx.engine.core.grammar import GrammarCompiler
+from vllm_mlx.engine.core.grammar import GrammarTrials
 from vllm_mlx.engine.text.chat_formats import ChatFormats
 
 Result = TypeVar("Result")
@@ -30,8 +30,8 @@ class TextCodec(Protocol):
         ...
 
     @property
-    def grammars(self) -> GrammarCompiler:
-        """Return what compiles grammars over these tokens."""
+    def grammars(self) -> GrammarTrials:
+        """Return what tries grammars over these tokens."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -65,11 +65,6 @@ class TextCodec(Protocol):
         ...
 
 
-#: Grammars that are compiled at once, on threads of their own: one may take seconds, which no
-#: prompt waits for.
-NUM_GRAMMAR_THREADS = 2
-
-
 class TokenizerPool:
     """Run tokenizer work off the event loop; owns its threads and their tokenizers."""
 
@@ -78,9 +73,8 @@ class TokenizerPool:
         for number in range(num_threads):
             self._idle.put(tokenizer if number == 0 else tokenizer.copy())
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
-        self._grammar_executor = ThreadPoolExecutor(
-            NUM_GRAMMAR_THREADS, thread_name_prefix="grammars"
-        )
+        # Of its own: one grammar may take seconds, which no prompt waits for.
+        self._grammar_executor = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._grammars = tokenizer.grammars
         self.vocab_size = tokenizer.vocab_size
         #: Spells one token as bytes: a look-up, cheap enough for the event loop.
@@ -120,6 +114,7 @@ class TokenizerPool:
         """Drop the work that has not begun; do not wait for what has."""
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._grammar_executor.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
 
     async def run(self, work: Callable[[TextCodec], Result]) -> Result:
         """Do `work` with one of the tokenizers, on a thread, and return what it returns."""

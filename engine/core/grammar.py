@@ -38,8 +38,15 @@ _LIMITS = LLParserLimits(verbose_errors=False)
 class GrammarTokens(Protocol):
     """Name what is asked of a tokenizer; `engine.text.tokenizer.Tokenizer` is the real one."""
 
-    vocab_size: int
-    eos_token_ids: frozenset[int]
+    @property
+    def vocab_size(self) -> int:
+        """Count the tokens."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Return the tokens that end an answer."""
+        ...
 
     @property
     def special_token_ids(self) -> frozenset[int]:
@@ -61,6 +68,27 @@ class GrammarTokens(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`."""
+        ...
+
+
+class GrammarTrials(Protocol):
+    """Say of grammars whether they can be followed."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Return the tokens that no text of a grammar matches, by their spelling."""
+        ...
+
+    def knows(self, grammar: str) -> bool:
+        """Say whether a grammar was found right already; cheap."""
+        ...
+
+    def check(self, grammar: str, *, param: str | None = None) -> None:
+        """Raise `InvalidRequestError`, naming `param`, if the grammar cannot be enforced."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is held."""
         ...
 
 
@@ -115,6 +143,11 @@ class GrammarCompiler:
         """Say whether a grammar was found right already; cheap."""
         with self._lock:
             return _key(grammar) in self._compiled
+
+    def close(self) -> None:
+        """Let go of what was compiled."""
+        with self._lock:
+            self._compiled.clear()
 
     def compile(self, grammar: str, *, param: str | None = None) -> LLMatcher:
         """Return a matcher at the grammar's beginning, for one row.

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_mlx.engine.config import ChatConfig
-from vllm_mlx.engine.core.grammar import GrammarCompiler
 from vllm_mlx.engine.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError
+from vllm_mlx.engine.host.grammar_checker import GrammarChecker
 from vllm_mlx.engine.text.chat_formats import ChatFormats
 from vllm_mlx.engine.text.chat_renderer import ChatRenderer
 from vllm_mlx.engine.text.chat_template_file import read_chat_template
@@ -48,8 +48,8 @@ class Tokenizer:
         )
         self._new_detokenizer: Callable[[], Detokenizer] | None = None
         self._spell: Spell | None = None
-        #: Compiles grammars over these tokens; shared with the copies.
-        self.grammars = GrammarCompiler(self)
+        #: Tries grammars over these tokens; shared with the copies.
+        self.grammars = GrammarChecker(self)
 
     @property
     def special_token_ids(self) -> frozenset[int]:
