@@ -60,7 +60,8 @@ NEXT = ["Alphabet", "x", "\n", "\n\n\n", " leading", "  ", "", "42", "é", "日"
 @pytest.fixture(params=["byte_level", "gemma"])
 def tokenizer(request: pytest.FixtureRequest, tokenizers_by_kind: Any) -> Tokenizer:
     """Return a tokenizer whose template a test may set."""
-    return copy.deepcopy(tokenizers_by_kind[request.param])  # type: ignore[no-any-return]
+    shared = tokenizers_by_kind[request.param]
+    return Tokenizer(copy.deepcopy(shared._tokenizer), shared.eos_token_ids)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
