@@ -14,13 +14,10 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from vllm_mlx.engine.core.grammar import check_grammar_length
 from vllm_mlx.engine.errors import InvalidRequestError
 from vllm_mlx.engine.parsing.grammar import Grammar, any_of
+from vllm_mlx.engine.parsing.json_grammar import JSON_WHITE_SPACE, json_expression
 from vllm_mlx.engine.parsing.reasoning_format import ReasoningFormat
 
 _HEAD = "%llguidance {}"
-
-#: Between two parts of JSON: nothing, a space, or a line break and an indentation. Without a bound
-#: a model that has lost its way writes white space until its tokens are used up.
-JSON_WHITE_SPACE = r" ?(\r?\n[ \t]{0,64})?"
 
 #: Between the end of reasoning, or another marker, and the answer.
 _LEAD = r"/[ \r\n\t]{1,8}/?"
@@ -54,17 +51,11 @@ def json_spec(schema: Any, *, param: str, white_space: str | None = JSON_WHITE_S
         raise InvalidRequestError(
             f"{param} must be a JSON schema, an object, not {type(schema).__name__}", param=param
         )
-    if isinstance(schema, Mapping):
-        # llguidance's own options, which a schema might carry, are not the client's to set.
-        options: dict[str, Any] = {"whitespace_flexible": False}
-        if white_space is not None:
-            options = {"whitespace_pattern": white_space}
-        schema = {**schema, "x-guidance": options}
     try:
-        text = json.dumps(schema, ensure_ascii=False)
+        expression = json_expression(schema, white_space)
     except RecursionError:
         raise InvalidRequestError(f"{param} is nested too deeply", param=param) from None
-    return AnswerSpec(f"{_HEAD}\nstart: %json {text}", param)
+    return AnswerSpec(f"{_HEAD}\nstart: {expression}", param)
 
 
 def object_spec(*, param: str) -> AnswerSpec:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm_mlx.engine.parsing.json_grammar import json_expression
+
 #: Name of an argument that a tool takes without having declared it.
 FREE_KEY = "/[A-Za-z_][A-Za-z0-9_]*/"
 
@@ -62,7 +64,7 @@ class Grammar:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """Return an expression for JSON that follows `schema`."""
-        return self.rule("json", f"%json {json.dumps(schema, ensure_ascii=False)}")
+        return self.rule("json", json_expression(schema))
 
     def rule(self, name: str, expression: str, attributes: str = "") -> str:
         """Add a rule and return its own name."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from vllm_mlx.engine.errors import InvalidRequestError
+from vllm_mlx.engine.parsing.json_grammar import JSON_WHITE_SPACE
 from vllm_mlx.server.openai.schemas import GenerationBody, ResponseFormat, StructuredOutputs
 from vllm_mlx.server.runtime import ServerRuntime
 from vllm_mlx.server.structured_output import (
-    JSON_WHITE_SPACE,
     AnswerSpec,
     choice_spec,
     grammar_spec,

@@ -122,6 +122,27 @@ def test_a_schema_does_not_steer_the_compiler() -> None:
         GrammarCompiler(ByteTokens()).check(plain(json_spec(schema, param="p")))
 
 
+def test_what_asks_for_nothing_refuses_no_schema() -> None:
+    """Formats that JSON Schema leaves open are left open, and values are never looked into."""
+    value = {"format": "int32", "uniqueItems": False, "const": 1}
+    schema = {
+        "type": "object",
+        "properties": {
+            "format": {"type": "string", "format": "password", "maxLength": 3},
+            "uniqueItems": False,
+            "const": {"type": "array", "items": {"format": "date"}, "uniqueItems": False},
+            "enum": {"enum": [value]},
+        },
+        "default": value,
+        "additionalProperties": False,
+    }
+    grammar = plain(json_spec(schema, param="p"))
+    text = {"format": "x", "const": ["2024-02-29"], "enum": value}
+    assert takes(grammar, json.dumps(text))
+    assert not takes(grammar, json.dumps({"const": ["2024-02-30"]}))
+    assert not takes(grammar, '{"uniqueItems": 1}')
+
+
 def _special(name: str) -> list[str]:
     reasoning = make_reasoning(name)
     assert reasoning is not None
