@@ -12,6 +12,10 @@ from vllm_mlx.engine.parsing.json_grammar import json_expression
 #: Name of an argument that a tool takes without having declared it.
 FREE_KEY = "/[A-Za-z_][A-Za-z0-9_]*/"
 
+#: Between two parts of JSON. Without a bound a model that has lost its way writes white space until
+#: its tokens are used up.
+_WHITE_SPACE = r" ?(\r?\n[ \t]{0,64})?"
+
 
 def function_of(tool: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name and the schema of the arguments of an OpenAI tool object."""
