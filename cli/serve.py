@@ -25,7 +25,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 @verbose_option
 @click.pass_context
 def serve(ctx: click.Context, /, *, print_config: bool, **values: Any) -> int:
-    """Serve MODEL over the OpenAI API.
+    """Serve MODEL over the OpenAI and Anthropic APIs.
 
     MODEL is "demo" (the built-in model, and the default), a local folder, or a repository of the
     model hub. The server listens at once; until the model answers, its routes say 503 and how
