@@ -46,7 +46,7 @@ Grafana and choose your Prometheus as its data source.
   templates, tokenizing and the queue before the engine. *engine* is the engine process: exact to
   the step, whatever the HTTP process and its clients are busy with. A time between two tokens is
   the engine's own, not the gap between two events of a stream.
-- The engine answers between two steps. The page waits for that for 20 ms at most, and gives the
+- The engine answers between two steps. The page waits for that for 10 ms at most, and gives the
   newest figures that it has otherwise: they come once a second while the engine works, and
   `vllm_mlx_engine_stats_age_seconds` says how old they are.
 - Histograms of rows count those that ended by `stop` or `length`; the time to the first token

@@ -16,7 +16,7 @@ _WATCH_AGE_S = 1.0
 _ANSWER_TIMEOUT_S = 5.0
 
 #: How long those wait for a fresh answer who take an older one just as well.
-_GLANCE_S = 0.02
+_GLANCE_S = 0.01
 
 
 class ProgressReader:
