@@ -12,7 +12,7 @@ from vllm_mlx.engine.errors import InvalidRequestError
 from vllm_mlx.engine.parsing import TOOL_PARSERS
 from vllm_mlx.engine.parsing.tool_format import ToolFormat
 from vllm_mlx.engine.text.chat_formats import DESCRIBED_FORMAT, ChatFormats, choose_formats
-from vllm_mlx.engine.text.role_fitting import role_fittings
+from vllm_mlx.engine.text.role_fitting import role_fittings, with_systems_shown
 from vllm_mlx.engine.text.template_facts import TemplateFacts, probe_template
 from vllm_mlx.engine.text.tool_description import (
     with_arguments_as_text,
@@ -111,7 +111,11 @@ class ChatRenderer:
             messages = with_results_written(messages)
         if tools and not facts.takes_tools:
             messages = with_tools_described(messages, tools, tool_format)
-        return messages
+        return with_systems_shown(
+            messages,
+            takes_system=facts.takes_system,
+            takes_late_system=facts.takes_late_system,
+        )
 
     @property
     def _described_format(self) -> type[ToolFormat]:

@@ -28,6 +28,24 @@ def role_fittings(messages: Sequence[Message]) -> Iterator[list[Message]]:
             yield fitted
 
 
+def with_systems_shown(
+    messages: Sequence[Message], *, takes_system: bool, takes_late_system: bool
+) -> Sequence[Message]:
+    """Return the chat with the system messages that a template would drop as the user's.
+
+    With `takes_system` those before the first other message become one.
+    """
+    if takes_late_system:
+        return messages
+    if not takes_system:
+        return [_as_user(message) for message in messages]
+    num_leading = 0
+    while num_leading < len(messages) and messages[num_leading]["role"] == "system":
+        num_leading += 1
+    rest = [_as_user(message) for message in messages[num_leading:]]
+    return [*_merged(messages[:num_leading]), *rest]
+
+
 def _same(messages: Sequence[Message]) -> list[Message]:
     return list(messages)
 

@@ -1,4 +1,4 @@
-"""Find out what a chat template shows of tools, by rendering small chats with it; pure."""
+"""Find out what a chat template shows, by rendering small chats with it; pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal
 Render = Callable[..., str]
 
 _TOOL, _KEY, _VALUE, _RESULT = "probe_tool", "probe_key", "probe_value", "probe_result"
+_SYSTEM, _LATE_SYSTEM = "Probe the first.", "Probe the second."
 #: Nine characters, as the most particular templates want ids to be.
 _CALL_ID = "probe0001"
 
@@ -21,19 +22,25 @@ _TOOLS = [
             "description": "Probe.",
             "parameters": {
                 "type": "object",
-                "properties": {_KEY: {"type": "string", "description": "Probe."}},
-                "required": [_KEY],
+                # Another than that of the calls: tools may be printed in another way.
+                "properties": {"probe_field": {"type": "string", "description": "Probe."}},
+                "required": ["probe_field"],
             },
         },
     }
 ]
 _ASK = {"role": "user", "content": "Ask."}
+_ANSWER = {"role": "assistant", "content": "Probe the answer."}
 
 
 @dataclass(frozen=True)
 class TemplateFacts:
-    """Say what of tools a template renders itself."""
+    """Say what a template shows, where it neither refuses nor drops it."""
 
+    #: A system message that comes first.
+    takes_system: bool = True
+    #: One that comes later.
+    takes_late_system: bool = True
     #: Lists the tools of a request.
     takes_tools: bool = False
     #: Shows earlier calls, given their arguments so; None if it does not.
@@ -44,7 +51,13 @@ class TemplateFacts:
 
 def probe_template(render: Render) -> TemplateFacts:
     """Render chats with marked tools, calls and results, and look for the marks."""
-    asks: list[list[dict[str, Any]]] = [[_ASK], [{"role": "system", "content": "Probe."}, _ASK]]
+    system = {"role": "system", "content": _SYSTEM}
+    late = [system, _ASK, _ANSWER, {"role": "system", "content": _LATE_SYSTEM}, _ASK]
+    takes_system = _SYSTEM in _rendered(render, [system, _ASK], tools=False)
+    shown = _rendered(render, late, tools=False)
+    places = [shown.find(text) for text in (_SYSTEM, _ANSWER["content"], _LATE_SYSTEM)]
+    takes_late_system = -1 < places[0] < places[1] < places[2]
+    asks: list[list[dict[str, Any]]] = [[_ASK], [system, _ASK]]
     takes_tools = any(_TOOL in _rendered(render, messages) for messages in asks)
     call_arguments: Literal["objects", "texts"] | None = None
     objects = _rendered(render, _history({_KEY: _VALUE}))
@@ -55,7 +68,9 @@ def probe_template(render: Render) -> TemplateFacts:
     elif _shows_call(texts) and f'\\"{_KEY}' not in texts:
         call_arguments = "texts"
     takes_results = any(_RESULT in text for text in (objects, texts))
-    return TemplateFacts(takes_tools, call_arguments, takes_results)
+    return TemplateFacts(
+        takes_system, takes_late_system, takes_tools, call_arguments, takes_results
+    )
 
 
 def _history(arguments: Any) -> list[dict[str, Any]]:
@@ -68,10 +83,10 @@ def _history(arguments: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _rendered(render: Render, messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the template makes of a chat with tools; nothing where it refuses."""
+def _rendered(render: Render, messages: Sequence[Mapping[str, Any]], *, tools: bool = True) -> str:
+    """Return what the template makes of a chat, with `tools`; nothing where it refuses."""
     try:
-        return render(messages, tools=_TOOLS)
+        return render(messages, **({"tools": _TOOLS} if tools else {}))
     except Exception:  # noqa: BLE001 - a template is a program of the model's and raises anything
         return ""
 

@@ -101,6 +101,26 @@ def test_system_messages_find_their_place(with_template: Any) -> None:
     assert with_template(NO_SYSTEM).render_chat(chat) == f"[user]Be brief\n\nHi{rest}"
 
 
+def test_a_system_message_that_would_be_dropped_is_the_users(with_template: Any) -> None:
+    """Templates that show one system message, or none, say nothing when there are more."""
+    one = (
+        "{% set ns = namespace(rule='') %}"
+        "{% for m in messages if m.role == 'system' %}{% set ns.rule = m.content %}{% endfor %}"
+        "<{{ ns.rule }}>"
+        "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    none = "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    chat = [
+        {"role": "system", "content": "Be brief"},
+        {"role": "system", "content": "Be kind"},
+        ASK,
+        {"role": "system", "content": "Be quick"},
+    ]
+    rest = "[user]Hi[user]Be quick"
+    assert with_template(one).render_chat(chat) == f"<Be brief\n\nBe kind>{rest}"
+    assert with_template(none).render_chat(chat) == f"[user]Be brief[user]Be kind{rest}"
+
+
 def test_a_refusal_is_told_in_the_templates_own_words(with_template: Any) -> None:
     """What no fitting helps against is the request's fault, with the first reason."""
     always = "{{ raise_exception('not today') }}"
