@@ -30,6 +30,12 @@ _MAX_USES = 1024
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 _EXCERPT = re.compile(r"\n +\d+ \| ")
 _MAX_REASON_LENGTH = 500
+#: What a reason offers that requests cannot ask for, and what they can do.
+_HINTS = {
+    ". Enable 'coerce_one_of' option to approximate oneOf with anyOf": (
+        " where two of its options may hold at once; use anyOf"
+    )
+}
 
 #: Messages carry no excerpts of the parser's inner state.
 _LIMITS = LLParserLimits(verbose_errors=False)
@@ -242,4 +248,6 @@ def matcher_error(matcher: LLMatcher) -> str:
         return "nothing can follow this grammar"
     text = _EXCERPT.split(text, maxsplit=1)[0].split("\n<state>", 1)[0]
     text = " ".join(_PLACE.sub("", text).split())
+    for hint, better in _HINTS.items():
+        text = text.replace(hint, better)
     return text if len(text) <= _MAX_REASON_LENGTH else f"{text[:_MAX_REASON_LENGTH]}..."

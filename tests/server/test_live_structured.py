@@ -75,7 +75,7 @@ async def test_every_answer_follows_its_schema(server: ServerProcess) -> None:
     says so; most of their parts can be.
     """
     own = list(OWN.items())
-    real = [*real_schemas(), *real_parts(8)]
+    real = [*real_schemas(), *real_parts(5)]
     places = asyncio.Semaphore(NUM_AT_ONCE)
     ended: dict[str, str] = {}
     refused: dict[str, str] = {}
@@ -86,7 +86,7 @@ async def test_every_answer_follows_its_schema(server: ServerProcess) -> None:
             try:
                 text, reason = await ask(client, response_format=form(schema), seed=seed)
             except openai.BadRequestError as error:
-                refused[name] = str(error)
+                refused[name] = str(error.param)
                 return
         if reason == "length":
             return
@@ -98,7 +98,7 @@ async def test_every_answer_follows_its_schema(server: ServerProcess) -> None:
 
     async with client_of(server) as client:
         await asyncio.gather(
-            *(one(name, schema, seed) for name, schema in own for seed in range(3)),
+            *(one(name, schema, seed) for name, schema in own for seed in range(2)),
             *(one(name, schema, 0) for name, schema in real),
         )
     assert wrong == {}
@@ -115,7 +115,7 @@ async def test_every_answer_follows_its_schema(server: ServerProcess) -> None:
     )
     assert len(answered) >= 60
     assert len(answered - set(OWN)) >= 15
-    assert all("response_format" in reason for reason in refused.values())
+    assert set(refused.values()) == {"response_format.json_schema.schema"}
 
 
 async def test_a_stream_says_what_a_whole_answer_says(server: ServerProcess) -> None:
@@ -137,8 +137,8 @@ async def test_a_stream_says_what_a_whole_answer_says(server: ServerProcess) -> 
 async def test_other_forms_are_kept_too(server: ServerProcess) -> None:
     """Regular expressions, choices, grammars and any object, over chats and plain prompts."""
     async with client_of(server) as client:
-        for seed in range(4):
-            common: dict[str, Any] = {"seed": seed}
+        for seed in range(2):
+            common: dict[str, Any] = {"seed": seed, "max_tokens": 60}
             text, _ = await ask(client, extra_body={"guided_choice": ["yes", "no"]}, **common)
             assert text in ("yes", "no")
             pattern = {"structured_outputs": {"regex": r"\d{3}-[a-f]{2,4}"}}
