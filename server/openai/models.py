@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from quart import Response
 
-from vllm_mlx.server.replies import json_response
+from vllm_mlx.server.replies import json_response, wants_anthropic
 from vllm_mlx.server.runtime import ServerRuntime
 
 
@@ -17,14 +18,19 @@ class ModelRoutes:
         self._runtime = runtime
 
     async def index(self) -> Response:
-        """List the models."""
+        """List the models, for each API's clients in its own shape."""
+        if wants_anthropic():
+            model = self._anthropic_model(self._runtime.names.primary)
+            ids = {"first_id": model["id"], "last_id": model["id"]}
+            return json_response({"data": [model], "has_more": False, **ids})
         return json_response({"object": "list", "data": [self._model()]})
 
     async def retrieve(self, model_id: str) -> Response:
         """Describe one model, by any of its names."""
         self._runtime.require_ready()
-        self._runtime.names.check(model_id)
-        return json_response(self._model())
+        is_anthropic = wants_anthropic()
+        name = self._runtime.names.check(model_id, is_agents=is_anthropic)
+        return json_response(self._anthropic_model(name) if is_anthropic else self._model())
 
     def _model(self) -> dict[str, Any]:
         served = self._runtime.require_ready()
@@ -38,4 +44,15 @@ class ModelRoutes:
             "max_model_len": served.max_model_len,
             "tool_call_parser": served.formats.tools,
             "reasoning_parser": served.formats.reasoning,
+        }
+
+    def _anthropic_model(self, name: str) -> dict[str, Any]:
+        served = self._runtime.require_ready()
+        return {
+            "type": "model",
+            "id": name,
+            "display_name": served.info.model,
+            "created_at": datetime.fromtimestamp(served.created, UTC).isoformat(),
+            "max_input_tokens": served.max_model_len - 1,
+            "max_tokens": self._runtime.config.max_request_tokens,
         }

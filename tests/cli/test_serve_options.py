@@ -26,6 +26,7 @@ EVERYTHING = {
     "--max-header-kb": ("8", "server.max_header_bytes", 8 * 1024),
     "--timeout": ("2.5", "server.timeout_s", 2.5),
     "--drain-timeout": ("0", "server.drain_timeout_s", 0.0),
+    "--model-alias": ("gpt-*=mine", "server.model_aliases", (("gpt-*", "mine"),)),
     "--served-model-name": ("mine", "server.served_model_name", "mine"),
     "--max-tokens": ("100", "server.default_max_tokens", 100),
     "--max-request-tokens": ("200", "server.max_request_tokens", 200),
@@ -132,6 +133,14 @@ def test_several_keys(served: Configs, monkeypatch: pytest.MonkeyPatch) -> None:
     assert served["server"].api_keys == ("three", "four")
 
 
+def test_several_aliases_and_prompts_as_they_come(served: Configs) -> None:
+    """Aliases may be repeated, and stand for any name that the model has."""
+    aliases = ("--model-alias", "a=default", "--model-alias", "b=my/model")
+    assert main(["serve", "my/model", *aliases, "--no-normalize-prompts"]) == 0
+    assert served["server"].model_aliases == (("a", "default"), ("b", "my/model"))
+    assert served["server"].normalize_prompts is False
+
+
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
@@ -169,6 +178,9 @@ def test_a_default_length_gives_way(
     [
         (["--no-continuous-batching", "--max-num-seqs", "2"], "--max-num-seqs 2"),
         (["--max-tokens", "200", "--max-request-tokens", "100"], "raise the latter"),
+        (["--model-alias", "gpt-4o"], "is written NAME=TARGET, not 'gpt-4o'"),
+        (["--model-alias", "=default"], "is written NAME=TARGET"),
+        (["--model-alias", "gpt-4o=other"], "no model 'other'; this server serves 'demo'"),
     ],
 )
 def test_contradictions_are_refused(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import jsonschema
 import pytest
 from support.agent_session import AgentSession
@@ -132,6 +133,22 @@ def take_turns(client: anthropic.Anthropic, session: AgentSession, num_turns: in
 def test_an_agents_turns_compute_only_what_is_new(client: anthropic.Anthropic) -> None:
     """Though the first line and the budget change each time, and 15 tools are told."""
     take_turns(client, AgentSession(num_system_words=600), 3)
+
+
+def test_what_was_recorded_is_warmed_for_the_next_session(
+    client: anthropic.Anthropic, server: ServerProcess
+) -> None:
+    """System prompt and tools of one session are found by another's first request."""
+    session = AgentSession(num_system_words=500)
+    recorded = {"path": "/v1/messages", "body": session.request()}
+    recorded["body"]["messages"] = recorded["body"]["messages"][1:]
+    headers = {"x-api-key": KEY}
+    warmed = httpx.post(
+        f"{server.url}/v1/cache/warm", json={"prompts": [recorded]}, headers=headers, timeout=60
+    ).json()
+    assert (warmed["count"], warmed["failures"]) == (1, [])
+    usage = client.messages.create(**session.request()).usage
+    assert usage.cache_read_input_tokens == warmed["computed_tokens"] > 1000
 
 
 @pytest.mark.slow

@@ -159,6 +159,19 @@ async def test_tokens_are_counted(client: anthropic.AsyncAnthropic) -> None:
     )
 
 
+async def test_the_models_are_listed_as_the_client_knows_them(
+    client: anthropic.AsyncAnthropic,
+) -> None:
+    """The served one, also by the names that agents invent; another one is its own exception."""
+    (model,) = [model async for model in client.models.list()]
+    assert (model.type, model.id) == ("model", "org/model")
+    assert (model.max_input_tokens, model.created_at.tzinfo is not None) == (99, True)
+    assert (await client.models.retrieve("claude-opus-9")).id == "claude-opus-9"
+    with pytest.raises(anthropic.NotFoundError, match="does not exist here") as caught:
+        await client.models.retrieve("gpt-5")
+    assert caught.value.type == "not_found_error"
+
+
 async def test_the_client_raises_what_it_should(make_server: ServerFactory) -> None:
     """Each fault is the client's own exception, with the message that the server gave."""
     served = await make_server(api_keys=("secret",))
