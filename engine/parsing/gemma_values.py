@@ -61,12 +61,12 @@ class _Values:
     def _typed(self, schema: Mapping[str, Any], name: str, depth: int) -> str:
         grammar = self._grammar
         if name == "string":
-            return self._string()
+            return self._string(schema)
         if name == "array":
             item = grammar.rule("item", self.value(schema.get("items"), depth + 1))
             return f'("[" {grammar.elements(item, schema, quoted(","))} "]")'
         if name != "object":
-            return grammar.json({"type": name})
+            return grammar.json({**schema, "type": name})
         full = {"properties": {}, **schema}
         if has_free_keys(full) or not full["properties"]:
             member = f'{FREE_KEY} ":" {self.anything()}'
@@ -81,8 +81,8 @@ class _Values:
             )
         return f'("{{" {inside} "}}")'
 
-    def _string(self) -> str:
-        return f"{self._grammar.text(QUOTE)} {self._grammar.text_up_to(QUOTE)}"
+    def _string(self, schema: Mapping[str, Any] | None = None) -> str:
+        return f"{self._grammar.text(QUOTE)} {self._grammar.text_up_to(QUOTE, schema)}"
 
     def anything(self) -> str:
         """Return a rule for any value."""

@@ -16,6 +16,9 @@ FREE_KEY = "/[A-Za-z_][A-Za-z0-9_]*/"
 #: its tokens are used up.
 _WHITE_SPACE = r" ?(\r?\n[ \t]{0,64})?"
 
+#: Bounds on the length of a text that are enforced; larger ones would make large automata.
+_MAX_LENGTH = 4096
+
 
 def function_of(tool: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name and the schema of the arguments of an OpenAI tool object."""
@@ -85,11 +88,15 @@ class Grammar:
         """Define a rule whose name was reserved."""
         self._rules.append(f"{name}: {expression}")
 
-    def text_up_to(self, closing: str) -> str:
-        """Return an expression for any text and the first `closing` behind it."""
+    def text_up_to(self, closing: str, schema: Mapping[str, Any] | None = None) -> str:
+        """Return an expression for any text and the first `closing` behind it.
+
+        The text is as long as `schema`, that of a string, says.
+        """
+        body = f"/(?s:.{_length(schema or {})})/"
         if self._markers.search(closing):
-            return f"{self.rule('text', '/(?s:.*)/')} {self.text(closing)}"
-        return self.rule("text", "/(?s:.*)/", f"[suffix={quoted(closing)}]")
+            return f"{self.rule('text', body)} {self.text(closing)}"
+        return self.rule("text", body, f"[suffix={quoted(closing)}]")
 
     def ordered(self, parts: Sequence[tuple[str, bool]], separator: str = '""') -> str:
         """Return an expression for `parts` in their order, of which only some are necessary."""
@@ -113,6 +120,18 @@ class Grammar:
     def build(self, start: str) -> str:
         """Return the grammar's text; `start` is its root expression."""
         return "\n".join(["%llguidance {}", f"start: {start}", *self._rules, ""])
+
+
+def _length(schema: Mapping[str, Any]) -> str:
+    """Return how often any character may come in a string of this schema, for a pattern."""
+    low, high = schema.get("minLength"), schema.get("maxLength")
+    bounds = [
+        bound if isinstance(bound, int) and 0 <= bound <= _MAX_LENGTH else None
+        for bound in (low, high)
+    ]
+    if bounds == [None, None] or (bounds[1] is not None and bounds[1] < (bounds[0] or 0)):
+        return "*"
+    return f"{{{bounds[0] or 0},{'' if bounds[1] is None else bounds[1]}}}"
 
 
 def quoted(text: str) -> str:

@@ -219,7 +219,7 @@ class TaggedFormat(ToolFormat):
         if words:
             texts = [word if isinstance(word, str) else json.dumps(word) for word in words]
             return f"{any_of([grammar.text(text) for text in texts])} {grammar.text(closing)}"
-        return grammar.text_up_to(closing)
+        return grammar.text_up_to(closing, schema)
 
 
 @lru_cache(maxsize=64)

@@ -50,6 +50,8 @@ VALUES: list[dict[str, Any]] = [
     {"type": "boolean"},
     {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 3},
     {"const": "über"},
+    {"type": "string", "minLength": 2, "maxLength": 6},
+    {"type": "number", "minimum": 0, "maximum": 9},
 ]
 
 

@@ -190,7 +190,7 @@ def _content(grammar: Grammar, schema: Mapping[str, Any], closing: str, depth: i
     if words:
         return f"{any_of([grammar.text(_render(w)) for w in words])} {grammar.text(closing)}"
     if "string" in types or depth > _MAX_GRAMMAR_DEPTH:
-        return grammar.text_up_to(closing)
+        return grammar.text_up_to(closing, schema)
     if "array" in types:
         item = _content(grammar, schema.get("items") or {}, f"{_MARK}</item>", depth + 1)
         item = grammar.rule("item", f"{grammar.text(f'{_MARK}<item>')} {item}")
