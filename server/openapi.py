@@ -96,6 +96,13 @@ _ANTHROPIC_ERROR = {
     },
 }
 
+#: One event of a stream: its JSON, and its name on the routes whose events have one.
+_EVENT = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
+}
+
 _REF = "#/components/schemas/"
 
 
@@ -155,7 +162,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 def _operation(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if route.path in _STREAMS:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     if route.path == "/metrics":
         content = {"text/plain": {"schema": {"type": "string"}}}
     name = "AnthropicError" if route.path.startswith(ANTHROPIC_PATHS) else "Error"
