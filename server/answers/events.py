@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import filterfalse
 
 from vllm_mlx.engine.core.logprobs import Logprobs
 from vllm_mlx.engine.core.outputs import RowOutput
@@ -38,10 +39,23 @@ class AnswerPart:
 class RowReader:
     """Read the outputs of one row in their order; owns the row's parser."""
 
-    def __init__(self, parser: StreamParser, *, max_calls: int | None = None) -> None:
-        """Begin; of more than `max_calls` calls those that follow are left out."""
+    def __init__(
+        self,
+        parser: StreamParser,
+        *,
+        max_calls: int | None = None,
+        is_forced: bool = False,
+        call_markers: tuple[str, ...] = (),
+    ) -> None:
+        """Begin; of more than `max_calls` calls those that follow are left out.
+
+        What the parser still holds at the end is the beginning of a call if calls are forced, or
+        if it begins with one of `call_markers`: then it is not shown.
+        """
         self._parser = parser
         self._max_calls = max_calls
+        self._is_forced = is_forced
+        self._call_markers = call_markers
         self._num_calls = 0
         self._is_last_complete = True
 
@@ -49,7 +63,7 @@ class RowReader:
         """Return what `output` says."""
         events = self._parser.feed(output.text)
         if output.finish_reason is not None:
-            events = [*events, *self._parser.finish()]
+            events = [*events, *filterfalse(self._is_cut_call, self._parser.finish())]
         events = [event for event in events if self._is_wanted(event)]
         for event in events:
             if isinstance(event, ToolCallStart):
@@ -63,6 +77,12 @@ class RowReader:
         if self._max_calls is None or isinstance(event, (ContentDelta, ReasoningDelta)):
             return True
         return event.index < self._max_calls
+
+    def _is_cut_call(self, event: Event) -> bool:
+        """Say whether the last of the text is a call that was cut before it had a name."""
+        if not isinstance(event, ContentDelta):
+            return False
+        return self._is_forced or event.text.lstrip().startswith(self._call_markers)
 
     def _finish_reason(self, output: RowOutput) -> str | None:
         """Return `tool_calls` where the model has come to its end with a call.
@@ -84,7 +104,15 @@ async def answer_parts(
     Ends and raises as `Generation.outputs` does.
     """
     max_calls = None if plan.chat.allows_parallel_calls else 1
-    readers = [RowReader(plan.parser(), max_calls=max_calls) for _ in generation.row_ids]
+    readers = [
+        RowReader(
+            plan.parser(),
+            max_calls=max_calls,
+            is_forced=plan.chat.tool_choice.mode == "required",
+            call_markers=plan.call_markers,
+        )
+        for _ in generation.row_ids
+    ]
     async with aclosing(generation.outputs()) as outputs:
         async for news in outputs:
             if news is None:

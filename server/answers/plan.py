@@ -75,6 +75,15 @@ class AnswerPlan:
             grammar=self.grammar,
         )
 
+    @property
+    def call_markers(self) -> tuple[str, ...]:
+        """Return the markers with which nothing but a call begins."""
+        if not _reads_tools(self.chat, self.formats) or self.formats.tool_format is None:
+            return ()
+        kind = self.formats.tool_format
+        triggers = [t for leaf in kind.members or (kind,) for t in leaf.triggers]
+        return tuple(t for t in triggers if len(t) > 2 and not t.startswith("```"))
+
     def parser(self) -> StreamParser:
         """Return the parser of one row of the answer."""
         reads_tools = _reads_tools(self.chat, self.formats)

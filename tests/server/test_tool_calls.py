@@ -163,6 +163,7 @@ async def test_without_tools_their_markers_are_text(tooled: Served) -> None:
         ("No call at all", "stop", None, "stop"),
         (CALL, "length", None, "length"),
         ("<tool_call>", "stop", None, "stop"),
+        ("Use <tool_call> tags", "stop", None, "stop"),
     ],
 )
 async def test_the_end_tells_calls_to_act_on(
@@ -193,6 +194,22 @@ async def test_the_end_tells_calls_to_act_on(
             else:
                 found = (await response.get_json())["choices"][0]["finish_reason"]
         assert found == expected
+
+
+@pytest.mark.parametrize("end", range(1, CALL.index("get_weather") + 4))
+async def test_a_call_that_is_cut_before_its_name_is_not_shown(
+    make_server: ServerFactory, end: int
+) -> None:
+    """A whole marker at the end is no content, nor is a part of one where a call was asked for."""
+    server = await make_server(formats=FORMATS)
+    write(server.engine, f"Wait.\n{CALL[:end]}", "length")
+    choices: list[Any] = ["required"]
+    if end >= len("<tool_call>"):
+        choices.append("auto")
+    for choice in choices:
+        body = await (await server.chat(tools=[TOOL], tool_choice=choice)).get_json()
+        assert body["choices"][0]["message"]["content"] == "Wait."
+        assert body["choices"][0]["finish_reason"] == "length"
 
 
 async def test_several_answers_each_have_their_own_calls(
