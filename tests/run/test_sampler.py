@@ -357,3 +357,27 @@ def test_small_vocabularies(vocab: int) -> None:
 def test_a_batch_of_dead_rows() -> None:
     """Dead rows get any token, alone too."""
     assert len(draw(random_logits(2), [None, None]).read()) == 2
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_a_forced_token_is_drawn_whatever_the_logits_say(dtype: Any) -> None:
+    """Also one that is banned or ruled out; other rows draw what they draw without it."""
+    logits = random_logits(6).astype(dtype)
+    logits[1, 7] = -mx.inf
+    settings: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 1.0, "top_p": 0.5},
+        {"temperature": 1.0, "top_k": 5, "banned": (7,)},
+        {"temperature": 1.0, "min_p": 0.2},
+        {"temperature": 0.0},
+    ]
+    free = [RowSampling(seed=index, **row) for index, row in enumerate(settings)]
+    alone = draw(logits, free).read()
+    for forced in ((0, 2, 4), (1, 3, 5), range(6)):
+        rows = [
+            RowSampling(seed=index, forced=7 if index in forced else None, **row)
+            for index, row in enumerate(settings)
+        ]
+        tokens = draw(logits, rows).read()
+        assert tokens == [7 if index in forced else alone[index] for index in range(6)]

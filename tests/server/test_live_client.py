@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 from support.server_process import ServerProcess
@@ -58,6 +60,41 @@ def is_idle(server: ServerProcess) -> bool:
     """Say whether the engine's gauges are at zero."""
     status = server.status(**AUTH)
     return status["num_running"] == status["num_waiting"] == 0 and status["requests"] == []
+
+
+def test_a_forced_call_streams_as_it_comes_whole(client: openai.OpenAI) -> None:
+    """A model of random weights calls the tool that it must, with arguments of its schema."""
+    city = {"enum": ["Paris", "Rome"]}
+    days = {"type": "integer", "minimum": 1, "maximum": 99}
+    schema = {
+        "type": "object",
+        "properties": {"city": city, "days": days},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    tool: Any = {"type": "function", "function": {"name": "forecast", "parameters": schema}}
+    arguments: dict[str, Any] = {
+        "model": "default",
+        "messages": HELLO,
+        "tools": [tool],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_tokens": 300,
+        "temperature": 1,
+        "seed": 7,
+    }
+    whole = client.chat.completions.create(**arguments).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    assert whole.message.content is None
+    (call,) = whole.message.tool_calls or ()
+    assert call.type == "function"
+    assert call.function.name == "forecast"
+    jsonschema.validate(json.loads(call.function.arguments), schema)
+    with client.chat.completions.stream(**arguments) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert final.finish_reason == "tool_calls"
+    (streamed,) = final.message.tool_calls or ()
+    assert streamed.function.arguments == call.function.arguments
 
 
 def test_streamed_and_whole_chats_agree(client: openai.OpenAI) -> None:
