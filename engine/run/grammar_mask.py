@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from vllm_mlx.engine.core.grammar_rows import TokenMasks
+from vllm_mlx.engine.core.grammar_rows import TokenMasks, Words
 from vllm_mlx.engine.run.logit_adjustment import PlacedRow
 
 #: A word of a mask that allows all its tokens.
@@ -28,6 +28,11 @@ def apply_masks(logits: mx.array, rows: Sequence[PlacedRow], masks: TokenMasks |
     for index, sequence in enumerate(masks.sequences):
         if sequence in places:
             words[places[sequence]] = masks.words[index]
+    return mask_logits(logits, words)
+
+
+def mask_logits(logits: mx.array, words: Words) -> mx.array:
+    """Return the logits `[R, V]` with -inf where a bit of `words` `[R, V / 32]` is 0; lazy."""
     return _masked(logits, mx.array(words))
 
 
@@ -36,9 +41,9 @@ def warm_up(vocab_size: int, dtype: str) -> None:
 
     `dtype` is that of the logits; where they are adjusted first they are float32.
     """
-    words = mx.array(np.full((2, (vocab_size + 31) // 32), _ALL, dtype=np.uint32))
+    words = np.full((2, (vocab_size + 31) // 32), _ALL, dtype=np.uint32)
     for name in dict.fromkeys([dtype, "float32"]):
-        mx.eval(_masked(mx.zeros((2, vocab_size), dtype=getattr(mx, name)), words))
+        mx.eval(mask_logits(mx.zeros((2, vocab_size), dtype=getattr(mx, name)), words))
 
 
 @mx.compile
