@@ -7,6 +7,8 @@ from collections import deque
 
 #: Assumed until a restore was measured.
 FIRST_READ_BYTES_PER_S = 500e6
+#: A restore of less says more of a disk's latency than of its rate.
+MIN_MEASURED_BYTES = 4 << 20
 #: So many of the newest measurements count.
 _NUM_SAMPLES = 32
 
@@ -32,7 +34,7 @@ class RestoreCost:
 
     def restored(self, num_bytes: int, seconds: float) -> None:
         """Learn from blocks that came back from disk to the device."""
-        if num_bytes > 0 and seconds > 0:
+        if num_bytes >= MIN_MEASURED_BYTES and seconds > 0:
             self._bytes_per_s.append(num_bytes / seconds)
 
     def compute_s(self, start: int, num_tokens: int) -> float | None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_mlx.engine.kv.restore_cost import FIRST_READ_BYTES_PER_S, RestoreCost
+from vllm_mlx.engine.kv.restore_cost import (
+    FIRST_READ_BYTES_PER_S,
+    MIN_MEASURED_BYTES,
+    RestoreCost,
+)
 
 
 def prefill(cost: RestoreCost, num_tokens: int, chunk: int, base: float, slope: float) -> float:
@@ -55,6 +59,16 @@ def test_reading_is_measured_from_end_to_end() -> None:
     for _ in range(40):
         cost.restored(num_bytes, num_bytes / 3e8)
     assert not cost.is_worthwhile(0, 2048, num_bytes)
+
+
+def test_a_small_restore_says_nothing_of_a_large_one() -> None:
+    """A few blocks that took as long as the disk's latency do not make gigabytes look slow."""
+    cost = RestoreCost()
+    prefill(cost, 2048, 512, 1e-4, 0.0)
+    for _ in range(40):
+        cost.restored(MIN_MEASURED_BYTES - 1, 1.0)
+    num_bytes = 32_768 * 20_000
+    assert cost.restore_s(num_bytes) == num_bytes / FIRST_READ_BYTES_PER_S
 
 
 def test_a_machine_that_gets_faster_with_length_is_not_extrapolated_below_nothing() -> None:
