@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vllm_mlx.engine.errors import InvalidRequestError
 from vllm_mlx.engine.parsing.grammar import quoted
 from vllm_mlx.engine.parsing.reasoning_format import ReasoningFormat
 from vllm_mlx.engine.parsing.tool_format import ToolFormat
@@ -29,13 +30,13 @@ def forced_calls(
     is_parallel: bool,
     special_tokens: Mapping[str, int],
 ) -> str:
-    """Return the grammar of one call, or several, to the tools that `choice` leaves, only."""
+    """Return the grammar of one call, or several, to the tools that `choice` leaves, only.
+
+    Raises `InvalidRequestError`, as all here, for parameters that are no schema.
+    """
     allowed = [tool for tool in tools if choice.name in (None, tool["function"]["name"])]
-    return tool_format.grammar(
-        allowed,
-        special_tokens=special_tokens,
-        parallel=is_parallel and choice.name is None,
-    )
+    is_parallel = is_parallel and choice.name is None
+    return _grammar_of(tool_format, allowed, special_tokens, is_parallel=is_parallel)
 
 
 def free_answer(
@@ -95,12 +96,29 @@ def _calls(
     """Add the rules of calls to `lines` and return the name of theirs; empty without tools."""
     if not tools:
         return ""
-    lark = leaf.grammar(tools, special_tokens=special_tokens, parallel=is_parallel)
+    lark = _grammar_of(leaf, tools, special_tokens, is_parallel=is_parallel)
     head, start, *rules = lark.strip().split("\n")
     assert head == _HEAD, "grammars of formats have one form"
     assert start.startswith("start: "), "grammars of formats have one form"
     lines += [f"calls: {start.removeprefix('start: ')}", *rules]
     return "calls"
+
+
+def _grammar_of(
+    kind: type[ToolFormat],
+    tools: Sequence[Tool],
+    special_tokens: Mapping[str, int],
+    *,
+    is_parallel: bool,
+) -> str:
+    try:
+        return kind.grammar(tools, special_tokens=special_tokens, parallel=is_parallel)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        # Only the schemas are the client's: one that is none, such as properties that are a list.
+        raise InvalidRequestError(
+            f"tools: the parameters of a tool are no JSON schema that can be enforced: {error}",
+            param="tools",
+        ) from error
 
 
 def _up_to_trigger(trigger: str, special_tokens: Mapping[str, int]) -> str:

@@ -49,10 +49,10 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice, *, place: str = "tool
                 param=f"{where}.function.name",
             )
         names.add(name)
-        parameters = function.get("parameters")
-        if parameters and parameters.get("type", "object") != "object":
+        kind = (function.get("parameters") or {}).get("type", "object")
+        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
             raise InvalidRequestError(
-                f"{where}: the arguments of a tool are an object, not {parameters['type']!r}",
+                f"{where}: the arguments of a tool are an object, not {kind!r}",
                 param=f"{where}.function.parameters",
             )
     if choice.mode == "required" and not tools:

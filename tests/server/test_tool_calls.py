@@ -392,11 +392,23 @@ async def test_the_prompt_and_the_engine_are_told_of_tools(tooled: Served) -> No
 
 async def test_a_schema_that_cannot_be_enforced_is_told(tooled: Served) -> None:
     """Where a call is forced or strict; elsewhere the schema is the model's to read."""
-    broken = {"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/no"}}}
-    assert (await tooled.chat(tools=[broken])).status_code == 200
-    response = await tooled.chat(tools=[broken], tool_choice="required")
-    assert response.status_code == 400
-    assert (await response.get_json())["error"]["param"] == "tools"
+    nested: dict[str, Any] = {"type": "string"}
+    for _ in range(300):
+        nested = {"type": "object", "properties": {"a": nested}}
+    for parameters in (
+        {"$ref": "#/no"},
+        {"properties": [1]},
+        {"properties": {"a": {"type": "integer", "minimum": 5, "maximum": 4}}, "required": ["a"]},
+        {"properties": {"a": 5}, "required": 5},
+    ):
+        broken = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        assert (await tooled.chat(tools=[broken])).status_code == 200
+        response = await tooled.chat(tools=[broken], tool_choice="required")
+        assert response.status_code == 400, parameters
+        assert (await response.get_json())["error"]["param"] == "tools"
+    deep = {"type": "function", "function": {"name": "f", "parameters": nested}}
+    response = await tooled.chat(tools=[deep], tool_choice="required")
+    assert response.status_code in (200, 400)
 
 
 async def test_a_budget_of_reasoning_reaches_the_engine(make_server: ServerFactory) -> None:
