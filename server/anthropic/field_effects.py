@@ -21,6 +21,7 @@ from vllm_mlx.server.anthropic.schemas import (
     ToolDefinition,
 )
 from vllm_mlx.server.openai.schemas import Body
+from vllm_mlx.server.openai.translate import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 
 _PROMPT = {
     "model": "The served name, the model as it was given to `serve`, its folder, `default`, an "
@@ -42,13 +43,15 @@ EFFECTS: Mapping[type[Body], Mapping[str, str]] = {
     MessagesBody: {
         **_PROMPT,
         "max_tokens": "Most tokens of the answer, thinking included; shortened to "
-        "`--max-request-tokens` and to what the context leaves.",
+        "`--max-request-tokens` and to what the context leaves. 0 only has the prompt computed and "
+        "stored.",
         "temperature": "0 takes the likeliest token. Default: `--default-temperature`, the model's "
         "own, 0.7.",
         "top_p": "Draw from the likeliest tokens that have this probability together. Default: "
         "`--default-top-p`, the model's own, 0.9.",
         "top_k": "Draw from so many of the likeliest tokens; 0 and -1 from all.",
-        "stop_sequences": "Texts before which the answer ends.",
+        "stop_sequences": f"Up to {MAX_STOP_STRINGS} texts of up to {MAX_STOP_LENGTH} characters, "
+        "before which the answer ends.",
         "stream": "Answer as server-sent events.",
     },
     CountTokensBody: _PROMPT,

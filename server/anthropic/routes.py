@@ -15,7 +15,12 @@ from vllm_mlx.server.anthropic.chat_input import chat_input
 from vllm_mlx.server.anthropic.fields import POLICIES
 from vllm_mlx.server.anthropic.responses import MessageHead
 from vllm_mlx.server.anthropic.schemas import CountTokensBody, MessagesBody
-from vllm_mlx.server.anthropic.streams import collect_message, ended_properly, message_events
+from vllm_mlx.server.anthropic.streams import (
+    collect_message,
+    ended_properly,
+    message_events,
+    prompt_only,
+)
 from vllm_mlx.server.departures import explain_departure
 from vllm_mlx.server.openai.intake import limits_of, read_body
 from vllm_mlx.server.openai.schemas import GenerationBody
@@ -49,13 +54,15 @@ class MessageRoutes:
         explain_departure(
             context, generation, served.tokenizers, plan.chat.messages, plan.chat.render_options
         )
+        parts = answer_parts(generation, plan)
+        if body.max_tokens == 0:
+            parts = prompt_only(parts)
         head = MessageHead(context.id, model)
         writer = BlockWriter(shows_thinking=_shows_thinking(body))
         if not body.stream:
-            parts = answer_parts(generation, plan)
             return json_response(await collect_message(parts, writer, head))
         await generation.peek()
-        events = message_events(answer_parts(generation, plan), writer, head)
+        events = message_events(parts, writer, head)
         return sse.event_stream(ended_properly(events, context))
 
     async def count_tokens(self) -> Response:
@@ -86,7 +93,7 @@ def row_request(
         )
     asked = GenerationBody.model_validate(
         {
-            "max_tokens": min(body.max_tokens, limits.max_request_tokens),
+            "max_tokens": min(body.max_tokens, limits.max_request_tokens) or 1,
             "temperature": body.temperature,
             "top_p": body.top_p,
             "top_k": body.top_k,
@@ -95,4 +102,5 @@ def row_request(
         }
     )
     row = generation_request(asked, request_id, plan.prompt, "messages", limits, client=client)
-    return msgspec.structs.replace(row, sampling=plan.sampling(row.sampling))
+    sampling = plan.sampling(row.sampling)
+    return msgspec.structs.replace(row, sampling=sampling, is_warm=body.max_tokens == 0)

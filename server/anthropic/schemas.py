@@ -13,6 +13,7 @@ from pydantic import Field, JsonValue, field_validator
 from pydantic_core import PydanticCustomError
 
 from vllm_mlx.server.openai.schemas import MAX_TOKEN_ID, Body
+from vllm_mlx.server.openai.translate import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 
 #: Kinds of blocks that messages may hold.
 BLOCK_TYPES = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
@@ -45,6 +46,12 @@ def _check_type(value: str, known: frozenset[str]) -> str:
 def _one_of(values: frozenset[str]) -> dict[str, JsonValue]:
     """Return what a JSON schema says of a field that is checked by hand."""
     return {"enum": [*sorted(values)]}
+
+
+StopSequences = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]],
+    Field(max_length=MAX_STOP_STRINGS),
+]
 
 
 class SystemBlock(Body):
@@ -192,11 +199,12 @@ class PromptBody(Body):
 class MessagesBody(PromptBody):
     """Hold the body of `POST /v1/messages`."""
 
-    max_tokens: int = Field(ge=1, le=MAX_TOKEN_ID)
+    #: 0 asks for nothing but that the prompt be stored.
+    max_tokens: int = Field(ge=0, le=MAX_TOKEN_ID)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=MAX_TOKEN_ID)
-    stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None
+    stop_sequences: StopSequences | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
     # Refused until a build supports them.

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
+
 from vllm_mlx.engine.errors import VllmMlxError
 from vllm_mlx.server import sse
 from vllm_mlx.server.answers.events import AnswerPart
@@ -49,6 +51,22 @@ async def message_events(
                 payloads += [message_delta(part), {"type": "message_stop"}]
             if payloads:
                 yield _framed(payloads)
+
+
+async def prompt_only(
+    parts: AsyncGenerator[AnswerPart | None],
+) -> AsyncGenerator[AnswerPart | None]:
+    """Yield an answer's end alone, as if nothing had been generated; None as `parts` does."""
+    async with aclosing(parts):
+        async for part in parts:
+            if part is None:
+                yield None
+            elif part.finish_reason is not None:
+                output = msgspec.structs.replace(
+                    part.output, num_completion_tokens=0, num_reasoning_tokens=0
+                )
+                reason = "abort" if part.finish_reason == "abort" else "length"
+                yield AnswerPart(part.row, (), output, reason)
 
 
 async def collect_message(

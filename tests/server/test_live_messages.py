@@ -162,12 +162,22 @@ def test_a_whole_agents_prompt_is_computed_once(client: anthropic.Anthropic) -> 
     take_turns(client, session, 3)
 
 
+@pytest.mark.parametrize("has_tools", [False, True])
 def test_a_client_that_leaves_frees_its_row(
-    client: anthropic.Anthropic, server: ServerProcess
+    client: anthropic.Anthropic, server: ServerProcess, has_tools: bool
 ) -> None:
-    """The gauges are back at zero at once."""
-    with client.messages.stream(model="default", messages=HELLO, max_tokens=30000) as stream:
-        for _, _ in zip(range(5), stream.text_stream, strict=False):
+    """The gauges are back at zero at once, in the middle of a call's arguments, too."""
+    schema = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+    arguments: dict[str, Any] = {}
+    if has_tools:
+        arguments["tools"] = [{"name": "look_up", "input_schema": schema, "strict": True}]
+        arguments["tool_choice"] = {"type": "any"}
+    kind = "input_json" if has_tools else "text"
+    with client.messages.stream(
+        model="default", messages=HELLO, max_tokens=30000, **arguments
+    ) as stream:
+        told = (event for event in stream if event.type == kind)
+        for _, _ in zip(range(3), told, strict=False):
             pass
     deadline = time.monotonic() + 5
     while server.status(**{"x-api-key": KEY})["num_running"]:

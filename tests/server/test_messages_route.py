@@ -207,6 +207,43 @@ async def test_sampling_is_as_the_request_says(make_server: ServerFactory) -> No
     assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (0.6, 20, 7)
 
 
+async def test_a_prompt_can_be_stored_without_an_answer(served: Served) -> None:
+    """No length at all asks for that: nothing is told but the prompt's usage."""
+    for is_streamed in (False, True):
+        response = await ask(served, max_tokens=0, stream=is_streamed)
+        if is_streamed:
+            events = await events_of(response)
+            assert [name for name, _ in events] == [
+                *("message_start", "ping", "message_delta", "message_stop"),
+            ]
+            usage, ending = events[2][1]["usage"], events[2][1]["delta"]
+        else:
+            body = await response.get_json()
+            assert body["content"] == []
+            usage, ending = body["usage"], body
+        assert (usage["output_tokens"], ending["stop_reason"]) == (0, "max_tokens")
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == 2
+        assert served.engine.requests[-1].is_warm
+
+
+async def test_a_cancelled_answer_ends_with_what_there_is(served: Served) -> None:
+    """By the id that its client knows, and said to be cancelled."""
+    served.engine.is_held = True
+
+    async def cancel() -> None:
+        while not served.engine.requests:
+            await served.engine.sleep()
+        request_id = served.engine.requests[0].request_id
+        served.engine.put(request_id, "Hel")
+        await served.engine.sleep()
+        response = await served.post(f"/v1/requests/{request_id}/cancel")
+        assert response.status_code == 200
+
+    async with served.driven_by(cancel()):
+        body = await (await ask(served)).get_json()
+    assert (body["content"][0]["text"], body["stop_reason"]) == ("Hel", "abort")
+
+
 async def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_look_for(
     served: Served,
 ) -> None:
