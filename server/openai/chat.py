@@ -59,7 +59,8 @@ class ChatRoute:
         explain_departure(
             context, generation, served.tokenizers, chat.messages, chat.render_options
         )
-        head = AnswerHead(context.id, model, int(time.time()))
+        names_reasoning = plan.formats.reasoning is not None
+        head = AnswerHead(context.id, model, int(time.time()), names_reasoning)
         if not body.stream:
             answers = await collect_answers(generation, plan)
             whole = chat_completion(head, answers, spell, is_legacy=is_legacy(body))

@@ -20,6 +20,8 @@ class AnswerHead:
     model: str
     #: Unix time.
     created: int
+    #: Messages and deltas name reasoning also where they have none: clients look for it in each.
+    names_reasoning: bool = False
 
     def fields(self, kind: str) -> dict[str, Any]:
         """Return the fields that an object of `kind` begins with."""
@@ -40,7 +42,7 @@ def chat_completion(
     choices = [
         {
             "index": index,
-            "message": _message(answer, is_legacy=is_legacy),
+            "message": _named(head, _message(answer, is_legacy=is_legacy)),
             "logprobs": chat_logprobs(answer.logprobs, spell) if spell is not None else None,
             **_ending(answer.last, chat_reason(answer.finish_reason, is_legacy=is_legacy)),
         }
@@ -73,7 +75,11 @@ def _message(answer: ParsedAnswer, *, is_legacy: bool) -> dict[str, Any]:
     return message
 
 
-def reasoning_fields(text: str) -> dict[str, Any]:
+def _named(head: AnswerHead, fields: dict[str, Any]) -> dict[str, Any]:
+    return {**reasoning_fields(None), **fields} if head.names_reasoning else fields
+
+
+def reasoning_fields(text: str | None) -> dict[str, Any]:
     """Return reasoning under both names that clients look for."""
     return {"reasoning_content": text, "reasoning": text}
 
@@ -108,7 +114,7 @@ def chat_chunk(
 ) -> dict[str, Any]:
     """Return a chunk of choice `index` of a streamed chat answer; `last` ends that choice."""
     ending = _ending(last, finish_reason)
-    choice = {"index": index, "delta": delta, "logprobs": logprobs, **ending}
+    choice = {"index": index, "delta": _named(head, delta), "logprobs": logprobs, **ending}
     return {**head.fields("chat.completion.chunk"), "choices": [choice]}
 
 

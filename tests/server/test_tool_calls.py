@@ -63,7 +63,7 @@ def joined(chunks: list[Any], index: int = 0) -> dict[str, Any]:
             delta = choice["delta"]
             message["content"] += delta.get("content") or ""
             message["reasoning_content"] += delta.get("reasoning_content") or ""
-            assert delta.get("reasoning") == delta.get("reasoning_content")
+            assert delta["reasoning"] == delta["reasoning_content"]
             for call in delta.get("tool_calls", ()):
                 if "id" in call:
                     assert call["index"] == len(message["calls"])
