@@ -21,10 +21,13 @@ logger = logging.getLogger(__name__)
 MAX_GRAMMAR_LENGTH = 1 << 19
 
 #: Grammars that are kept compiled: clients send the same few again and again.
-_MAX_KEPT = 64
+_MAX_KEPT = 32
 #: How often one is handed out before it is compiled anew. Its copies share the states of their
 #: lexer, whose number is limited and only grows.
-_MAX_USES = 1024
+_MAX_USES = 128
+
+#: Tokens that a grammar is followed for when it is checked.
+_NUM_TRIED = 4
 
 #: What llguidance puts around a reason: where in the grammar it lies, and the grammar itself.
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
@@ -37,8 +40,9 @@ _HINTS = {
     )
 }
 
-#: Messages carry no excerpts of the parser's inner state.
-_LIMITS = LLParserLimits(verbose_errors=False)
+#: Messages carry no excerpts of the parser's inner state. A state takes 1 to 2 KB, and what real
+#: schemas need is hundreds.
+_LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
 
 
 class GrammarTokens(Protocol):
@@ -142,8 +146,18 @@ class GrammarCompiler:
         return self._special_tokens
 
     def check(self, grammar: str, *, param: str | None = None) -> None:
-        """Raise `InvalidRequestError`, naming `param`, if the grammar cannot be enforced."""
-        self.compile(grammar, param=param)
+        """Raise `InvalidRequestError`, naming `param`, if the grammar cannot be enforced.
+
+        Follows it for a few tokens, too: some are too complex only there.
+        """
+        matcher = self.compile(grammar, param=param)
+        for _ in range(_NUM_TRIED):
+            token = _first_token(matcher.compute_bitmask())
+            if token is None or matcher.is_stopped():
+                break
+            matcher.consume_token(token)
+        if matcher.is_error():
+            raise InvalidRequestError(matcher_error(matcher), param=param)
 
     def knows(self, grammar: str) -> bool:
         """Say whether a grammar was found right already; cheap."""
@@ -206,6 +220,15 @@ def check_grammar_length(grammar: str, *, param: str | None) -> None:
             "compiled",
             param=param,
         )
+
+
+def _first_token(mask: bytes) -> int | None:
+    """Return the first token that a mask allows."""
+    place = next((index for index, byte in enumerate(mask) if byte), None)
+    if place is None:
+        return None
+    byte = mask[place]
+    return place * 8 + (byte & -byte).bit_length() - 1
 
 
 def _key(grammar: str) -> bytes:

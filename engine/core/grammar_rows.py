@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -22,7 +24,9 @@ logger = logging.getLogger(__name__)
 
 #: How long a step without other work waits for a grammar to be compiled.
 _WAIT_S = 0.01
-_NUM_COMPILERS = 2
+#: Of the threads that compile and follow grammars, whose recursion goes as deep as a grammar is
+#: nested: more than what each grammar is tried with before.
+_STACK_BYTES = 16 << 20
 
 Words = NDArray[np.uint32]
 
@@ -86,6 +90,32 @@ class _Filling:
     must_go_on: list[bool] = field(default_factory=list)
 
 
+class _Threads:
+    """Hold the threads that work beside the steps, all with deep stacks."""
+
+    def __init__(self) -> None:
+        # What llguidance's own threads go by, too.
+        os.environ.setdefault("RUST_MIN_STACK", str(_STACK_BYTES))
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            self.compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+            self.filler = ThreadPoolExecutor(1, thread_name_prefix="masks")
+            # A thread is made for the first piece of work.
+            wait([pool.submit(_nothing) for pool in (self.compiler, self.filler)])
+            self.executor = LLExecutor()
+        finally:
+            threading.stack_size(before)
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self.compiler.shutdown(wait=False, cancel_futures=True)
+        self.filler.shutdown(wait=False, cancel_futures=True)
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class GrammarRows:
     """Own the matchers of the rows that have a grammar; used by the engine thread.
 
@@ -104,9 +134,7 @@ class GrammarRows:
         self._rows: dict[TokenSequence, _Row] = {}
         self._held: list[_Row] = []
         self._filling: _Filling | None = None
-        self._compilers = ThreadPoolExecutor(_NUM_COMPILERS, thread_name_prefix="grammars")
-        self._filler = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._executor: LLExecutor | None = None
+        self._threads: _Threads | None = None
 
     def open(self, sequence: TokenSequence) -> None:
         """Begin to compile the grammar of a new row; nothing happens to a row without one.
@@ -118,7 +146,9 @@ class GrammarRows:
             return
         if self._compiler is None:
             raise InvalidRequestError("this engine follows no grammars", param="grammar")
-        compiling = self._compilers.submit(self._compiler.compile, grammar, param="grammar")
+        if self._threads is None:
+            self._threads = _Threads()
+        compiling = self._threads.compiler.submit(self._compiler.compile, grammar, param="grammar")
         row = self._rows[sequence] = _Row(sequence, compiling)
         self._held.append(row)
         sequence.is_held = True
@@ -145,11 +175,12 @@ class GrammarRows:
         """Begin to read the new tokens of the rows that decode, and to fill their masks."""
         self.abandon()
         rows = [row for s in sequences if (row := self._rows.get(s)) is not None]
-        if not rows:
+        if not rows or self._threads is None:
             return
         fresh = [row.sequence.output[row.num_read :] for row in rows]
         must_go_on = [s.must_go_on or s.sampling.ignore_eos for s in (r.sequence for r in rows)]
-        self._filling = _Filling(rows, self._filler.submit(self._fill, rows, fresh), must_go_on)
+        done = self._threads.filler.submit(self._fill, rows, fresh, self._threads.executor)
+        self._filling = _Filling(rows, done, must_go_on)
 
     def collect(self) -> TokenMasks | None:
         """Wait for the masks; ends rows whose grammar is complete or has failed.
@@ -215,14 +246,12 @@ class GrammarRows:
 
     def close(self) -> None:
         """Let go of the threads."""
-        self._compilers.shutdown(wait=False, cancel_futures=True)
-        self._filler.shutdown(wait=False, cancel_futures=True)
+        if self._threads is not None:
+            self._threads.close()
 
-    def _fill(self, rows: list[_Row], fresh: list[list[int]]) -> Words:
+    def _fill(self, rows: list[_Row], fresh: list[list[int]], executor: LLExecutor) -> Words:
         """Read tokens and return the masks of all rows; on the thread beside the steps."""
         assert self._compiler is not None
-        if self._executor is None:
-            self._executor = LLExecutor()
         num_words = (self._compiler.tokenizer.vocab_size + 31) // 32
         words = np.zeros((len(rows), num_words), dtype=np.int32)
         places = []
@@ -231,7 +260,7 @@ class GrammarRows:
             if row.error is None and not row.is_complete and row.matcher is not None:
                 places.append((row.matcher, index))
         if places:
-            fill_next_token_bitmask_par(self._executor, places, words)
+            fill_next_token_bitmask_par(executor, places, words)
         for matcher, index in places:
             if matcher.is_stopped():
                 rows[index].stopped()

@@ -17,7 +17,7 @@ from vllm_mlx.engine.core.grammar import GrammarCompiler
 from vllm_mlx.engine.errors import InvalidRequestError
 
 #: Smaller than that of any thread which follows grammars, so that what passes here passes there.
-STACK_BYTES = 1 << 20
+STACK_BYTES = 4 << 20
 #: Most memory of the process, where the system holds to it.
 _MEMORY_BYTES = 4 << 30
 

@@ -48,6 +48,7 @@ def test_a_grammar_is_handed_out_at_its_beginning_each_time() -> None:
         (json_grammar({"$ref": "https://example.org/x.json"}), "is not present in a registry"),
         (json_grammar({"$ref": "#"}), "nothing can follow"),
         (json_grammar({"oneOf": [{}, {"type": "null"}]}), "hold at once; use anyOf"),
+        (f'{HEAD}("a" "b"){{1000000}}', "Too many items"),
         (HEAD + "(" * 5000 + '"a"' + ")" * 5000, "too deeply nested"),
         (f"{HEAD}%json " + '{"items":' * 5000 + "{}" + "}" * 5000, "recursion limit"),
         (f'{HEAD}"\udc80"', "lone surrogate"),
