@@ -17,6 +17,11 @@ from vllm_mlx.server.structured_output import AnswerSpec, json_spec
 _THINKS = "enable_thinking"
 _EFFORTS = {"xhigh": "high", "max": "high"}
 
+#: What `chat_template_kwargs` may not hold, because other fields decide it.
+_FIELDS_OF_THEIR_OWN = frozenset(
+    {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+)
+
 
 @dataclass(frozen=True)
 class ChatSettings:
@@ -114,9 +119,3 @@ def _template_options(body: PromptBody, defaults: Mapping[str, Any]) -> dict[str
             f"{min(own)} cannot be given in chat_template_kwargs", param="chat_template_kwargs"
         )
     return {**options, **given, "add_generation_prompt": True}
-
-
-#: What `chat_template_kwargs` may not hold, because other fields decide it.
-_FIELDS_OF_THEIR_OWN = frozenset(
-    {"messages", "tools", "add_generation_prompt", "continue_final_message"}
-)

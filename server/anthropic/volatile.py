@@ -13,9 +13,7 @@ import re
 _BILLING_LINE = re.compile(r"^x-anthropic-billing-header:[^\n]*(?:\n|\Z)", re.MULTILINE)
 
 #: What is left of a budget, added once more at each turn.
-_BUDGET_MARKER = re.compile(
-    r"\s*<total_tokens>[ \t]*\d[\d,._]*[ \t]+tokens left[ \t]*</total_tokens>[ \t]*"
-)
+_BUDGET_MARKER = re.compile(r"<total_tokens>[ \t]*\d[\d,._]*[ \t]+tokens left[ \t]*</total_tokens>")
 
 
 def without_volatile_lines(text: str) -> str:
@@ -25,8 +23,9 @@ def without_volatile_lines(text: str) -> str:
     """
     if "x-anthropic-billing-header:" in text:
         text = _BILLING_LINE.sub("", text)
-    if "<total_tokens>" in text:
-        stripped = _BUDGET_MARKER.sub("", text)
-        # The marker was all that stood before the line break.
-        text = stripped.lstrip("\n") if text.lstrip().startswith("<total_tokens>") else stripped
+    *before, rest = _BUDGET_MARKER.split(text)
+    if before:
+        # The white space that sets a marker off goes with it, however many there are by now.
+        head = "".join(part.rstrip() for part in before)
+        text = head + rest if head else rest.lstrip("\n")
     return text

@@ -26,6 +26,7 @@ BUDGET = "<total_tokens>14999436 tokens left</total_tokens>"
         (f"{BUDGET}\nBe brief.", "Be brief."),
         (f"Be brief.\n{BUDGET}\nAnd kind.", "Be brief.\nAnd kind."),
         (f"{BILLING}\nBe brief.\n{BUDGET}", "Be brief."),
+        (f"One {BUDGET} two\n {BUDGET}\nthree", "One two\nthree"),
         # What only speaks of them stays.
         ("Never write x-anthropic-billing-header: lines.",) * 2,
         ("<usage><total_tokens>120</total_tokens></usage>",) * 2,
@@ -37,6 +38,12 @@ def test_only_whole_lines_of_these_forms_go(text: str, expected: str) -> None:
     """However often they are there, the same text is left."""
     assert without_volatile_lines(text) == expected
     assert without_volatile_lines(expected) == expected
+
+
+def test_long_runs_of_white_space_take_no_time() -> None:
+    """A text of a megabyte is looked through once."""
+    text = f"Be brief.{' ' * 500_000}{BUDGET}{chr(10) * 500_000}<total_tokens>"
+    assert without_volatile_lines(text) == f"Be brief.{chr(10) * 500_000}<total_tokens>"
 
 
 def body_of(checksum: str, left: int) -> MessagesBody:
