@@ -39,6 +39,8 @@ def _claude_code(choice: ServedChoice) -> AgentSetup:
     names = [
         *("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL"),
         *("ANTHROPIC_DEFAULT_HAIKU_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"),
+        # What older versions call the one for small tasks.
+        "ANTHROPIC_SMALL_FAST_MODEL",
     ]
     variables = {
         "ANTHROPIC_BASE_URL": choice.root,

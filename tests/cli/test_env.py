@@ -94,7 +94,7 @@ def test_claude_code_uses_one_model_for_all_that_it_does(
     )
     models = {value for name, value in variables.items() if name.endswith("_MODEL")}
     assert models == {"default"}
-    assert sum(name.endswith("_MODEL") for name in variables) == 5
+    assert sum(name.endswith("_MODEL") for name in variables) == 6
 
 
 def test_the_files_of_codex_and_opencode_are_what_they_read() -> None:

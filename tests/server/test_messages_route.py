@@ -153,6 +153,30 @@ async def test_calls_and_thinking_become_blocks(served: Served) -> None:
     assert json.loads("".join(parts)) == {"q": 1}
 
 
+async def test_thinking_has_its_budget_and_may_be_left_out(served: Served) -> None:
+    """The engine is told the budget, and a client that shows no thinking gets none."""
+    served.tokenizer.formats = ChatFormats(reasoning="qwen3")
+    served.engine.texts = ["<think>Hm.</think>", "Yes."]
+    thinking = {"type": "enabled", "budget_tokens": 5, "display": "omitted"}
+    body = await (await ask(served, thinking=thinking)).get_json()
+    told = served.engine.requests[0].sampling.thinking
+    assert told is not None
+    assert told.max_tokens == 5
+    first, second = body["content"]
+    assert (first["thinking"], bool(first["signature"])) == ("", True)
+    assert second == {"type": "text", "text": "Yes."}
+    assert served.tokenizer.chats[0][1]["enable_thinking"] is True
+
+
+async def test_strict_servers_refuse_what_they_do_not_know(make_server: ServerFactory) -> None:
+    """In the API's own shape, by name."""
+    served = await make_server(strict_fields=True)
+    response = await ask(served, context_management={"edits": []})
+    error = (await response.get_json())["error"]
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+    assert "context_management" in error["message"]
+
+
 async def test_at_most_one_call_where_no_more_are_wanted(served: Served) -> None:
     """What follows the first call is left out."""
     served.tokenizer.formats = ChatFormats(tools="hermes")
