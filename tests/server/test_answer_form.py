@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -93,6 +96,16 @@ async def _post(served: Served, path: str, **fields: Any) -> Any:
     if path == "/v1/completions":
         return await served.post(path, prompt="x", **fields)
     return await served.chat("x", **fields)
+
+
+async def test_the_guides_request_is_taken(make_server: ServerFactory) -> None:
+    """The body of the guide's command asks for what the guide says."""
+    guide = Path("docs/guides/structured-output.md").read_text(encoding="utf-8")
+    body = re.findall(r"-d '(\{.*?\n\})'", guide, re.DOTALL)
+    served = await make_server()
+    response = await served.post("/v1/chat/completions", **json.loads(body[0]))
+    assert response.status_code == 200
+    assert '"maximum": 120' in (served.engine.requests[0].sampling.grammar or "")
 
 
 def test_no_field_asks_for_no_form() -> None:
