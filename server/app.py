@@ -28,6 +28,7 @@ from vllm_mlx.server.operations.metrics import MetricsRoute
 from vllm_mlx.server.operations.status import StatusRoute
 from vllm_mlx.server.replies import error_response
 from vllm_mlx.server.request_context import current_context
+from vllm_mlx.server.responses_api.routes import ResponseRoutes
 from vllm_mlx.server.runtime import ServerRuntime
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ def _add_routes(app: Quart, runtime: ServerRuntime) -> None:
     health, status, cancel = HealthRoutes(runtime), StatusRoute(runtime), CancelRoute(runtime)
     models, tokenization = ModelRoutes(runtime), TokenizationRoutes(runtime)
     cache, anthropic = CacheRoutes(runtime), MessageRoutes(runtime)
+    responses = ResponseRoutes(runtime)
     table: list[tuple[str, str, Callable[..., Awaitable[Response]]]] = [
         ("GET", "/health", health.health),
         ("GET", "/ready", health.ready),
@@ -76,6 +78,11 @@ def _add_routes(app: Quart, runtime: ServerRuntime) -> None:
         ("POST", "/v1/completions", CompletionRoute(runtime).create),
         ("POST", "/v1/messages", anthropic.create),
         ("POST", "/v1/messages/count_tokens", anthropic.count_tokens),
+        ("POST", "/v1/responses", responses.create),
+        ("GET", "/v1/responses/<response_id>", responses.retrieve),
+        ("DELETE", "/v1/responses/<response_id>", responses.delete),
+        ("POST", "/v1/responses/<response_id>/cancel", responses.cancel),
+        ("GET", "/v1/responses/<response_id>/input_items", responses.list_input_items),
         ("GET", "/v1/models", models.index),
         ("GET", "/v1/models/<model_id:model_id>", models.retrieve),
         ("GET", "/v1/cache", cache.show),

@@ -24,13 +24,14 @@ from vllm_mlx.server.openai import field_effects as openai_effects
 from vllm_mlx.server.openai.fields import FieldPolicy, FieldUse
 from vllm_mlx.server.openai.schemas import Body, GenerationBody
 from vllm_mlx.server.openapi import BODIES, OTHER_BODIES, POLICIES, routes_of
+from vllm_mlx.server.responses_api import field_effects as responses_effects
 from vllm_mlx.server.runtime import ServerRuntime
 from vllm_mlx.server.tokenizer_pool import TextCodec
 
 PAGE = Path("docs/http-api.md")
 
 #: What every enforced field does.
-EFFECTS = {**openai_effects.EFFECTS, **anthropic_effects.EFFECTS}
+EFFECTS = {**openai_effects.EFFECTS, **anthropic_effects.EFFECTS, **responses_effects.EFFECTS}
 
 INTRODUCTION = """\
 # HTTP API
@@ -137,7 +138,8 @@ def _errors() -> Iterator[str]:
         "that may pass by waiting say when in `retry-after`, the others have "
         "`x-should-retry: false`. After a stream has begun the error is its last event before "
         '`[DONE]`. On the routes under `/v1/messages` they have Anthropic\'s: `{"type": "error", '
-        '"error": {"type", "message"}, "request_id"}`, and a stream ends with the event `error`.'
+        '"error": {"type", "message"}, "request_id"}`, and a stream ends with the event `error`. '
+        "On `/v1/responses` a stream ends with `response.failed`."
     )
     rows = [
         f"| `{error.code}` | `{rule.anthropic_type}` | {rule.status} | {'yes' * rule.can_retry} | "

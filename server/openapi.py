@@ -25,6 +25,8 @@ from vllm_mlx.server.openai.schemas import (
     TokenizeBody,
 )
 from vllm_mlx.server.replies import ANTHROPIC_PATHS, json_response
+from vllm_mlx.server.responses_api import fields as responses_fields
+from vllm_mlx.server.responses_api.schemas import ResponsesBody
 
 #: What the routes that take a JSON body take.
 BODIES: Mapping[str, type[Body]] = {
@@ -32,12 +34,17 @@ BODIES: Mapping[str, type[Body]] = {
     "/v1/completions": CompletionBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountTokensBody,
+    "/v1/responses": ResponsesBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
 
 #: What becomes of the fields of all these bodies.
-POLICIES = {**openai_fields.POLICIES, **anthropic_fields.POLICIES}
+POLICIES = {
+    **openai_fields.POLICIES,
+    **anthropic_fields.POLICIES,
+    **responses_fields.POLICIES,
+}
 
 #: Bodies that have no schema of their own.
 OTHER_BODIES: Mapping[str, dict[str, Any]] = {
@@ -60,10 +67,19 @@ _QUERIES: Mapping[tuple[str, str], list[dict[str, Any]]] = {
             "schema": {"type": "array", "items": {"enum": ["ram", "ssd"]}},
             "explode": True,
         }
-    ]
+    ],
+    ("GET", "/v1/responses/{response_id}/input_items"): [
+        {
+            "name": "limit",
+            "in": "query",
+            "schema": {"type": "integer", "minimum": 1, "maximum": 100},
+        },
+        {"name": "order", "in": "query", "schema": {"enum": ["asc", "desc"]}},
+        {"name": "after", "in": "query", "schema": {"type": "string"}},
+    ],
 }
 
-_STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
+_STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 
 _ERROR = {
     "type": "object",

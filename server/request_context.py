@@ -18,6 +18,7 @@ _PREFIXES = {
     "/v1/chat/completions": "chatcmpl-",
     "/v1/completions": "cmpl-",
     "/v1/messages": "msg_",
+    "/v1/responses": "resp_",
 }
 _OTHER_PREFIX = "req-"
 

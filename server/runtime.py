@@ -19,6 +19,7 @@ from vllm_mlx.server.metrics import ServerMetrics
 from vllm_mlx.server.recording import RequestRecorder
 from vllm_mlx.server.request_log import log_prompt
 from vllm_mlx.server.request_record import RequestRecords
+from vllm_mlx.server.responses_api.store import ResponseStore
 from vllm_mlx.server.served_model import ModelNames, ServedModel
 from vllm_mlx.server.tokenizer_pool import TextCodec, TokenizerPool
 from vllm_mlx.server.unknown_fields import UnknownFields
@@ -74,6 +75,8 @@ class ServerRuntime:
             block_size=engine_config.cache_block_size,
             settings=self.chat_settings,
         )
+        #: What clients of the Responses API may come back to.
+        self.responses = ResponseStore()
         self.started = time.monotonic()
         self._model = model
         self._load_tokenizer = load_tokenizer
