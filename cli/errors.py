@@ -71,6 +71,7 @@ EXIT_CODES: dict[type[errors.VllmMlxError], ExitCode] = {
     errors.HeadersTooLargeError: ExitCode.USAGE,
     errors.RequestNotFoundError: ExitCode.USAGE,
     errors.OverloadedError: ExitCode.UNREACHABLE,
+    errors.OutOfMemoryError: ExitCode.UNREACHABLE,
     errors.RateLimitedError: ExitCode.UNREACHABLE,
     errors.EngineUnavailableError: ExitCode.UNREACHABLE,
     errors.EngineDiedError: ExitCode.UNREACHABLE,

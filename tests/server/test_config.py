@@ -106,7 +106,7 @@ def test_the_http_process_never_loads_mlx(demo_model_path: Path) -> None:
     """Serving, templates and tokenizing are imported and used without MLX."""
     script = (
         "import sys; import vllm_mlx.server.serving as serving; from pathlib import Path\n"
-        "tokenizer = serving._load_tokenizer(Path(sys.argv[1]), False)\n"
+        "tokenizer = serving._load_tokenizer(serving.ChatConfig(), Path(sys.argv[1]), False)\n"
         "ids = tokenizer.encode_chat([{'role': 'user', 'content': 'hi'}])\n"
         "assert tokenizer.decode(ids)\n"
         "print([name for name in sys.modules if name.partition('.')[0].startswith('mlx')])\n"
