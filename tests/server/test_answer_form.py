@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.grammar_tokens import ByteTokens
 
+from vllm_mlx.engine.core.grammar import GrammarCompiler
+from vllm_mlx.engine.text.chat_formats import ChatFormats
 from vllm_mlx.server.openai.answer_form import answer_form
 from vllm_mlx.server.openai.schemas import CompletionBody
 
@@ -106,6 +109,49 @@ async def test_the_guides_request_is_taken(make_server: ServerFactory) -> None:
     response = await served.post("/v1/chat/completions", **json.loads(body[0]))
     assert response.status_code == 200
     assert '"maximum": 120' in (served.engine.requests[0].sampling.grammar or "")
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {
+            "type": "object",
+            "properties": {"at": {"enum": ["sky", "sea"]}},
+            "required": ["at"],
+            "additionalProperties": False,
+        },
+    },
+}
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
+THOUGHT = "<think>\nhm\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "good", "bad"),
+    [
+        ({}, [THOUGHT + "yes", "yes"], [THOUGHT + CALL, CALL, "well"]),
+        ({"tools": [TOOL]}, [THOUGHT + "yes", THOUGHT + CALL, CALL], [THOUGHT + "well"]),
+        ({"tools": [TOOL], "tool_choice": "required"}, [THOUGHT + CALL, CALL], ["yes"]),
+        ({"tools": [TOOL], "tool_choice": "none"}, [THOUGHT + "yes", "yes"], [CALL]),
+    ],
+)
+async def test_a_form_goes_with_reasoning_and_tools(
+    make_server: ServerFactory, fields: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    """The model may think first, and call where it may choose to; a forced call goes first."""
+    served = await make_server(formats=ChatFormats(tools="hermes", reasoning="qwen3"))
+    response = await served.chat("x", guided_choice=["yes", "no"], **fields)
+    assert response.status_code == 200
+    grammar = served.engine.requests[0].sampling.grammar
+    assert grammar is not None
+    tokens = ByteTokens()
+    for texts, is_good in ((good, True), (bad, False)):
+        for text in texts:
+            matcher = GrammarCompiler(tokens).compile(grammar)
+            encoded = tokens.encode(text)
+            num_taken = matcher.try_consume_tokens(encoded)
+            assert (num_taken == len(encoded) and matcher.is_accepting()) == is_good, text
 
 
 def test_no_field_asks_for_no_form() -> None:
