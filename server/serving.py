@@ -150,7 +150,7 @@ class Serving:
         engine = self._runtime.engine
         report = asyncio.create_task(self._report_loading())
         try:
-            await self._runtime.load()
+            served = await self._runtime.load()
         except ModelLoadError:
             raise
         except VllmMlxError as error:
@@ -159,6 +159,7 @@ class Serving:
             report.cancel()
         name = self._runtime.names.primary
         self._ready_file.write(url=self._url, host=self._host, port=self._port, model=name)
+        logger.info("chats are read with: %s", served.formats.reason)
         logger.info("ready: %s on %s", name, self._url)
         if self._prompts:
             warming = warm_whenever_ready(self._runtime, self._prompts)

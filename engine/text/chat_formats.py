@@ -71,8 +71,8 @@ def choose_formats(
     delimiters = None
     if config.tool_parser is not None:
         tools = None if config.tool_parser == NO_PARSER else config.tool_parser
-        reason = "as it was asked for"
+        reason += f"; but {tools or 'none'} for tools was asked for"
     if config.reasoning_parser is not None:
         reasoning, delimiters = config.reasoning_choice
-        reason = "as it was asked for"
+        reason += f"; but {reasoning or 'none'} for reasoning was asked for"
     return ChatFormats(tools, reasoning, delimiters, config.thinking_budget, reason, special_tokens)
