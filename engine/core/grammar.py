@@ -243,7 +243,8 @@ def _make_tokenizer(tokens: GrammarTokens, vocab_size: int) -> LLTokenizer:
             return LLTokenizer(serialized, n_vocab=vocab_size, eos_token=eos or None)
         except ValueError as error:
             logger.info("llguidance cannot read the tokenizer, which is spelt out to it: %s", error)
-    return LLTokenizer(TokenizerWrapper(_SpeltTokens(tokens, vocab_size, eos)), eos_token=eos)
+    spelt = TokenizerWrapper(_SpeltTokens(tokens, vocab_size, eos))
+    return LLTokenizer(spelt, eos_token=eos or None)
 
 
 class _SpeltTokens:
