@@ -98,7 +98,8 @@ def _path(location: Sequence[int | str]) -> tuple[int | str, ...]:
 
 
 def _is_branch(part: str) -> bool:
-    return part in {"str", "int"} or "[" in part
+    schemas = {schema.__name__ for schema in Body.__subclasses__()}
+    return part in {"str", "int"} or "[" in part or part in schemas
 
 
 def _dotted(path: Sequence[int | str]) -> str:
