@@ -25,7 +25,7 @@ MAX_PENDING_BYTES = 1 << 26
 #: Fields that say who asks, which no prompt depends on.
 _PERSONAL_FIELDS = (
     *("user", "metadata", "safety_identifier", "prompt_cache_key"),
-    *("user_profile_id", "workspace_id"),
+    *("user_profile_id", "workspace_id", "client_metadata"),
 )
 _FILE_NAME = re.compile(r"requests-\d{4}-\d{2}-\d{2}\.jsonl")
 

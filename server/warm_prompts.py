@@ -3,7 +3,8 @@
 A prompt is a list of messages; or the body of a request, of which only what decides the prompt is
 looked at (`messages` and `tools`, or `prompt`, and the template's options); or a recorded request,
 which keeps its body under `body`. A body with `system`, or tools with an `input_schema`, is one of
-the Messages API, as is what was recorded there.
+the Messages API, as is what was recorded there; one with `input` or `instructions` is one of the
+Responses API.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from vllm_mlx.server.anthropic import fields as anthropic_fields
 from vllm_mlx.server.anthropic.schemas import PrefixBody
 from vllm_mlx.server.openai.schemas import ChatCompletionBody, CompletionBody
 from vllm_mlx.server.openai.validation import validate
+from vllm_mlx.server.responses_api import fields as responses_fields
+from vllm_mlx.server.responses_api.schemas import ResponsesBody
 
 SUFFIXES = (".json", ".jsonl")
 
@@ -34,10 +37,21 @@ _PROMPT_FIELDS = frozenset(
 )
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 
+#: The same of the Responses API.
+_RESPONSES_FIELDS = frozenset(
+    {
+        *("input", "instructions", "previous_response_id", "tools", "tool_choice", "reasoning"),
+        *("chat_template_kwargs", "enable_thinking"),
+    }
+)
+
 _MESSAGES_PATH = "/v1/messages"
+_RESPONSES_PATH = "/v1/responses"
 
 #: Routes whose recorded requests can be read.
-RECORDED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", _MESSAGES_PATH})
+RECORDED_PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", _MESSAGES_PATH, _RESPONSES_PATH}
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +61,7 @@ class WarmPrompt:
     where: str
     #: As a request would have it, and the same checked.
     fields: Mapping[str, Any]
-    body: ChatCompletionBody | CompletionBody | PrefixBody
+    body: ChatCompletionBody | CompletionBody | PrefixBody | ResponsesBody
 
 
 @dataclass
@@ -92,6 +106,8 @@ def warm_prompt(entry: Any, where: str, *, system_only: bool = False) -> WarmPro
     """
     if _is_anthropic(entry):
         return _messages_prompt(entry, where, system_only=system_only)
+    if _is_of_responses(entry):
+        return _responses_prompt(entry, where, system_only=system_only)
     fields = _body_of(entry)
     if system_only:
         if not isinstance(fields.get("messages"), list):
@@ -113,9 +129,7 @@ def _messages_prompt(
     entry: Mapping[str, Any], where: str, *, system_only: bool
 ) -> WarmPrompt | None:
     """Return the prompt of a body of the Messages API."""
-    given = entry.get("body", entry)
-    if not isinstance(given, Mapping):
-        raise InvalidRequestError("the body of a request is an object")
+    given = _given(entry)
     fields = {name: given[name] for name in PrefixBody.model_fields.keys() & given.keys()}
     if system_only:
         messages = fields.get("messages")
@@ -125,6 +139,43 @@ def _messages_prompt(
             return None
     body = validate(PrefixBody, fields, anthropic_fields.POLICIES)
     return WarmPrompt(where, {"path": _MESSAGES_PATH, "body": fields}, body)
+
+
+def _responses_prompt(
+    entry: Mapping[str, Any], where: str, *, system_only: bool
+) -> WarmPrompt | None:
+    """Return the prompt of a body of the Responses API, which must be all of it."""
+    given = _given(entry)
+    fields = {name: given[name] for name in _RESPONSES_FIELDS & given.keys()}
+    if fields.get("previous_response_id") is not None:
+        raise InvalidRequestError(
+            "previous_response_id goes on with what only the server has that answered it",
+            param="previous_response_id",
+        )
+    if system_only:
+        items = fields.get("input")
+        fields["input"] = list(takewhile(_is_system, items)) if isinstance(items, list) else []
+        if not (fields["input"] or fields.get("instructions")):
+            return None
+    body = validate(ResponsesBody, fields, responses_fields.POLICIES)
+    return WarmPrompt(where, {"path": _RESPONSES_PATH, "body": fields}, body)
+
+
+def _given(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the body of an entry, which is one or keeps it under `body`."""
+    given = entry.get("body", entry)
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError("the body of a request is an object")
+    return given
+
+
+def _is_of_responses(entry: Any) -> bool:
+    if not isinstance(entry, Mapping):
+        return False
+    if "path" in entry:
+        return bool(entry["path"] == _RESPONSES_PATH)
+    body = entry.get("body", entry)
+    return isinstance(body, Mapping) and ("input" in body or "instructions" in body)
 
 
 def _is_anthropic(entry: Any) -> bool:

@@ -16,6 +16,8 @@ from vllm_mlx.server.anthropic.schemas import PromptBody
 from vllm_mlx.server.openai.chat_input import chat_input as openai_chat
 from vllm_mlx.server.openai.prompts import split_prompt
 from vllm_mlx.server.openai.schemas import CompletionBody
+from vllm_mlx.server.responses_api.chat_input import whole_chat
+from vllm_mlx.server.responses_api.schemas import ResponsesBody
 from vllm_mlx.server.warm_prompts import WarmPrompt
 
 _DEFAULTS = ChatSettings()
@@ -55,6 +57,8 @@ def prefix_tokens(
         ]
     if isinstance(prompt.body, PromptBody):
         return [_chat_tokens(anthropic_chat(prompt.body, settings), encoder)]
+    if isinstance(prompt.body, ResponsesBody):
+        return [_chat_tokens(whole_chat(prompt.body), encoder)]
     return [_chat_tokens(openai_chat(prompt.body), encoder)]
 
 

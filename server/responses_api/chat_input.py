@@ -7,9 +7,9 @@ from typing import Any
 
 from vllm_mlx.engine.errors import InvalidRequestError
 from vllm_mlx.server.answers.plan import ChatInput
-from vllm_mlx.server.responses_api.input_items import chat_messages
+from vllm_mlx.server.responses_api.input_items import chat_messages, input_items
 from vllm_mlx.server.responses_api.schemas import ResponsesBody
-from vllm_mlx.server.responses_api.tools import OfferedTools
+from vllm_mlx.server.responses_api.tools import OfferedTools, offered_tools
 from vllm_mlx.server.structured_output import AnswerSpec, json_spec, object_spec
 
 #: What `include` may ask for that no answer here has, and so is without effect.
@@ -50,6 +50,19 @@ def chat_input(
         thinking_budget=body.thinking_token_budget,
         form=_form(body),
     )
+
+
+def whole_chat(body: ResponsesBody) -> ChatInput:
+    """Return the chat of a body that refers to nothing which is stored."""
+
+    def resolve(item_id: str) -> dict[str, Any]:
+        raise InvalidRequestError(
+            f"the item {item_id[:100]!r} is one that only the server has that made it",
+            param="input",
+        )
+
+    items = input_items(body.input, resolve)
+    return chat_input(body, items, offered_tools(body.tools or (), body.tool_choice))
 
 
 def is_prompt_only(body: ResponsesBody) -> bool:

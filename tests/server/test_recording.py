@@ -41,6 +41,7 @@ async def test_accepted_requests_are_written_without_who_asked(
     for path, body in {
         "/v1/chat/completions": {**chat, "temperature": 0.5},
         "/v1/completions": {"prompt": "Once", "stream": True},
+        "/v1/responses": {"input": "Hi", "user": "me", "safety_identifier": "me"},
         "/tokenize": {"prompt": "counted only"},
         "/v1/chat/completions?refused": {"messages": []},
     }.items():
@@ -48,13 +49,16 @@ async def test_accepted_requests_are_written_without_who_asked(
     await server.post("/v1/chat/completions", **chat)
     server.runtime.close()
     found = lines(folder)
-    assert [line["path"] for line in found] == ["/v1/chat/completions", "/v1/completions"]
+    assert [line["path"] for line in found] == [
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+    ]
     assert found[0]["body"] == {"messages": chat["messages"], "temperature": 0.5}
+    assert found[2]["body"] == {"input": "Hi"}
     (file,) = folder.iterdir()
     assert "secret" not in file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert len(read_prompts(folder).prompts) == 2
+    assert len(read_prompts(folder).prompts) == 3
 
 
 def test_days_have_files_of_their_own_and_old_ones_go(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ ANSWER = {"role": "assistant", "content": "Hello"}
 ANTHROPIC_TOOL = {"name": "look_up", "input_schema": {"type": "object"}}
 BILLING = "x-anthropic-billing-header: cch=71fea;"
 TOOL = {"type": "function", "function": {"name": "look_up"}}
+FLAT_TOOL = {"type": "function", "name": "look_up"}
 
 
 class Characters:
@@ -76,6 +77,13 @@ def texts(entry: Any, **options: bool) -> list[str]:
             {"messages": [USER, ANSWER], "tools": [ANTHROPIC_TOOL], "max_tokens": 5},
             ["look_up;<u>Hi<a>Hello"],
         ),
+        # Of the Responses API, likewise.
+        ({"input": "Hi", "instructions": "Be brief."}, ["<s>Be brief.<u>Hi<a>"]),
+        (
+            {"path": "/v1/responses", "body": {"input": [USER, ANSWER], "tools": [FLAT_TOOL]}},
+            ["look_up;<u>Hi<a>Hello<u"],
+        ),
+        ({"instructions": "Be brief.", "max_output_tokens": 0}, ["<s>Be brief.<u"]),
     ],
 )
 def test_every_form_gives_the_tokens_of_its_requests(entry: Any, expected: list[str]) -> None:
@@ -95,6 +103,12 @@ def test_every_form_gives_the_tokens_of_its_requests(entry: Any, expected: list[
             ["<s>Be brief.<u"],
         ),
         ({"path": "/v1/messages", "body": {"messages": [USER]}}, []),
+        ({"instructions": "Be brief.", "input": "Hi"}, ["<s>Be brief.<u"]),
+        (
+            {"input": [{"role": "developer", "content": "Be brief."}, USER]},
+            ["<s>Be brief.<u"],
+        ),
+        ({"path": "/v1/responses", "body": {"input": [USER]}}, []),
     ],
 )
 def test_the_system_part_alone(entry: Any, expected: list[str]) -> None:
@@ -111,6 +125,9 @@ def test_the_system_part_alone(entry: Any, expected: list[str]) -> None:
         ([{"role": "robot", "content": "x"}], "role"),
         ({"messages": [USER], "tools": "all"}, "tools: .* valid list"),
         ({"path": "/v1/embeddings", "body": {"input": "x"}}, "/v1/embeddings cannot be warmed"),
+        ({"input": "x", "previous_response_id": "resp_1"}, "only the server has"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "only the server has"),
+        ({"path": "/v1/responses", "body": {}}, "input holds no item"),
     ],
 )
 def test_what_no_request_could_hold_is_refused(entry: Any, reason: str) -> None:
