@@ -9,6 +9,7 @@ from vllm_mlx.server.responses_api.schemas import (
     CustomFormat,
     InputItem,
     InputPart,
+    OutputPart,
     PromptCacheOptions,
     ReasoningOptions,
     ResponsesBody,
@@ -84,6 +85,12 @@ EFFECTS: Mapping[type[Body], Mapping[str, str]] = {
     InputPart: {
         "type": "`input_text`, `output_text`, `text`, `refusal`, `summary_text` or "
         "`reasoning_text`.",
+        "text": "The text.",
+        "refusal": "The text of a refusal.",
+    },
+    OutputPart: {
+        "type": "As of an `InputPart`; or `input_image`, of which the model is told that there is "
+        "one it cannot see, named in `x-ignored-fields`.",
         "text": "The text.",
         "refusal": "The text of a refusal.",
     },

@@ -10,6 +10,7 @@ from vllm_mlx.server.responses_api.schemas import (
     CustomFormat,
     InputItem,
     InputPart,
+    OutputPart,
     PromptCacheOptions,
     ReasoningOptions,
     ResponsesBody,
@@ -58,6 +59,10 @@ POLICIES: Mapping[type[Body], Mapping[str, FieldPolicy]] = {
     InputPart: {
         **_all(_E, "type text refusal"),
         **_all(_A, "annotations logprobs prompt_cache_breakpoint"),
+    },
+    OutputPart: {
+        **_all(_E, "type text refusal"),
+        **_all(_A, "annotations logprobs prompt_cache_breakpoint image_url file_id detail"),
     },
     ResponseTool: {
         **_all(_E, "type name description parameters strict format tools"),

@@ -11,13 +11,16 @@ from typing import Any
 import msgspec
 
 from vllm_mlx.engine.errors import InvalidRequestError
-from vllm_mlx.server.responses_api.schemas import InputItem, InputPart
+from vllm_mlx.server.responses_api.schemas import IMAGE, InputItem, InputPart
 from vllm_mlx.server.responses_api.tools import custom_arguments, shown_name
 
 Message = dict[str, Any]
 
 #: What reasoning that was sealed here begins with.
 _SEAL = "vllm-mlx-1."
+
+#: What the model is told of an image that a tool has returned.
+_UNSEEN = {"type": "input_text", "text": "[an image, which cannot be shown here]"}
 
 #: The fields without which an item of a kind says nothing.
 _NEEDED = {
@@ -67,6 +70,15 @@ def input_items(
     return [_stored(f"input[{index}]", item, resolve) for index, item in enumerate(given or ())]
 
 
+def has_unseen(given: str | Sequence[InputItem] | None) -> bool:
+    """Say whether tools have returned images, of which the model is only told."""
+    return any(
+        part.type == IMAGE
+        for item in (given if isinstance(given, list) else ())
+        for part in (item.output if isinstance(item.output, list) else ())
+    )
+
+
 def chat_messages(items: Sequence[dict[str, Any]]) -> list[Message]:
     """Return stored items as messages: what the assistant did between two others is one.
 
@@ -110,11 +122,14 @@ def _stored(
         parts = getattr(item, name)
         if isinstance(parts, list):
             _check_parts(f"{where}.{name}", parts)
+            fields[name] = [_UNSEEN if p["type"] == IMAGE else p for p in fields[name]]
     return fields
 
 
 def _check_parts(where: str, parts: Sequence[InputPart]) -> None:
     for index, part in enumerate(parts):
+        if part.type == IMAGE:
+            continue
         name = "refusal" if part.type == "refusal" else "text"
         if getattr(part, name) is None:
             raise InvalidRequestError(

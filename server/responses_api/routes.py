@@ -27,7 +27,7 @@ from vllm_mlx.server.responses_api.chat_input import (
     is_prompt_only,
 )
 from vllm_mlx.server.responses_api.fields import POLICIES
-from vllm_mlx.server.responses_api.input_items import input_items
+from vllm_mlx.server.responses_api.input_items import has_unseen, input_items
 from vllm_mlx.server.responses_api.output_items import ItemWriter
 from vllm_mlx.server.responses_api.responses import response_head
 from vllm_mlx.server.responses_api.schemas import ResponsesBody
@@ -165,8 +165,10 @@ class ResponseRoutes:
         )
 
     def _note_left_out(self, body: ResponsesBody, context: RequestContext) -> None:
-        """Name the tools that the model is not offered, as fields are named that are not known."""
+        """Name what the model does not see, as fields are named that are not known."""
         names = left_out(body.tools or ())
+        if has_unseen(body.input):
+            names.append("input[].output[].input_image")
         if names:
             noted = self._runtime.unknown_fields.record(names)
             context.ignored_fields = (*context.ignored_fields, *noted)

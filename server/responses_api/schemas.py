@@ -33,9 +33,12 @@ CLIENT_TOOLS = frozenset({"function", "custom", "namespace"})
 #: Kinds that agents send whatever they are told, and that a chat does without: they are left out.
 LEFT_OUT_TOOLS = frozenset({"web_search", "web_search_preview", "image_generation", "tool_search"})
 
+#: The kind of a part that is an image.
+IMAGE = "input_image"
+
 #: What parts with other content than text are called in an error.
 _MEDIA = {
-    "input_image": "image",
+    IMAGE: "image",
     "computer_screenshot": "image",
     "input_file": "file",
     "input_audio": "audio",
@@ -74,7 +77,25 @@ class InputPart(Body):
         )
 
 
+class OutputPart(InputPart):
+    """Hold one part of what a tool returned; of an image the model is told that there is one.
+
+    An agent's tools decide what they return, and its chat would be over with the first image.
+    """
+
+    type: str = Field(json_schema_extra=_one_of(PART_TYPES | {IMAGE}))
+    image_url: Any = None
+    file_id: Any = None
+    detail: Any = None
+
+    @field_validator("type")
+    @classmethod
+    def _is_text(cls, value: str) -> str:
+        return value if value == IMAGE else InputPart._is_text(value)
+
+
 Parts = Annotated[list[InputPart], Field(fail_fast=True)]
+OutputParts = Annotated[list[OutputPart], Field(fail_fast=True)]
 
 
 class InputItem(Body):
@@ -91,7 +112,7 @@ class InputItem(Body):
     namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
-    output: str | Parts | None = None
+    output: str | OutputParts | None = None
     status: Any = None
     phase: Any = None
     caller: Any = None

@@ -57,6 +57,8 @@ def test_every_field_is_classified(schema: type[Body]) -> None:
         (InputItem, response_input_param.FunctionCallOutput),
         (InputItem, response_input_param.ItemReference),
         (InputPart, sdk.ResponseInputTextParam),
+        (schemas.OutputPart, sdk.ResponseInputImageContentParam),
+        (schemas.OutputPart, sdk.ResponseInputTextContentParam),
         (InputPart, sdk.ResponseOutputTextParam),
         (InputPart, sdk.ResponseOutputRefusalParam),
         (ResponseTool, sdk.FunctionToolParam),
@@ -128,15 +130,16 @@ def test_what_asks_for_nothing_passes() -> None:
     ],
 )
 def test_parts_that_are_no_text_are_refused_by_name(kind: str, reason: str) -> None:
-    """In messages and in the results of tools."""
+    """In messages and in the results of tools, but for images that a tool returned."""
     part = {"type": kind, "image_url": "data:image/png;base64,eA=="}
+    result = {"type": "function_call_output", "call_id": "c", "output": [part]}
     for item, place in (
         ({"role": "user", "content": [part]}, "input[0].content[0].type"),
-        (
-            {"type": "function_call_output", "call_id": "c", "output": [part]},
-            "input[0].output[0].type",
-        ),
+        (result, "input[0].output[0].type"),
     ):
+        if kind == "input_image" and item is result:
+            checked(input=[item])
+            continue
         with pytest.raises(InvalidRequestError, match=reason) as caught:
             checked(input=[item])
         assert caught.value.param == place

@@ -451,6 +451,24 @@ async def test_tools_of_namespaces_and_custom_ones_go_there_and_back(
     assert "start: /.+/s" in shown[0]["description"]
 
 
+async def test_an_image_that_a_tool_returned_does_not_end_the_chat(served: Served) -> None:
+    """The model is told of it, the client by the header; it is not kept."""
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    output = [{"type": "input_text", "text": "Here: "}, image]
+    items = [
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": output},
+    ]
+    response = await ask(served, items)
+    assert response.headers["x-ignored-fields"] == "input[].output[].input_image"
+    messages, _ = served.tokenizer.chats[-1]
+    assert messages[1]["content"] == "Here: \n[an image, which cannot be shown here]"
+    stored = await served.client.get(
+        f"/v1/responses/{(await response.get_json())['id']}/input_items"
+    )
+    assert "AAAA" not in json.dumps(await stored.get_json())
+
+
 async def test_waiting_clients_are_told_by_events(make_server: ServerFactory) -> None:
     """A comment is none, and those who wait for events give up."""
     served = await make_server(keep_alive_s=0.02)
