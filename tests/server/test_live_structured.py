@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ import openai
 import pytest
 from jsonschema.validators import validator_for
 from support.schemas import OWN, real_parts, real_schemas
-from support.server_process import ServerProcess
+from support.server_process import ServerProcess, is_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -79,7 +81,7 @@ async def test_every_answer_follows_its_schema(server: ServerProcess) -> None:
     says so; most of their parts can be.
     """
     own = list(OWN.items())
-    real = [*real_schemas(), *real_parts(5)]
+    real = [*real_schemas(), *real_parts(4)]
     places = asyncio.Semaphore(NUM_AT_ONCE)
     ended: dict[str, str] = {}
     refused: dict[str, str] = {}
@@ -119,7 +121,8 @@ async def test_every_answer_follows_its_schema(server: ServerProcess) -> None:
     )
     assert len(answered) >= 60
     assert len(answered - set(OWN)) >= 15
-    assert set(refused.values()) == {"response_format.json_schema.schema"}
+    # The very largest are refused for their size before they are looked at.
+    assert set(refused.values()) <= {"response_format.json_schema.schema", "response_format"}
 
 
 async def test_a_stream_says_what_a_whole_answer_says(server: ServerProcess) -> None:
@@ -179,6 +182,33 @@ async def test_plain_rows_do_not_notice(server: ServerProcess) -> None:
             *(ask(client, response_format=form(schema)) for schema in list(OWN.values())[:8]),
         )
     assert together[:2] == alone
+
+
+async def test_a_new_engine_follows_forms_again(server: ServerProcess) -> None:
+    """An answer whose engine dies ends with an error; the next one is valid, in a new engine."""
+    numbers = {"type": "array", "items": {"type": "integer"}, "minItems": 1000}
+    pid = server.status()["engine"]["pid"]
+
+    async def read_and_kill(stream: Any) -> None:
+        async for _ in stream:
+            if is_running(pid):
+                os.kill(pid, signal.SIGKILL)
+
+    async with client_of(server) as client:
+        stream = await client.chat.completions.create(
+            model="demo",
+            messages=QUESTION,
+            response_format=form(numbers),
+            max_tokens=2000,
+            stream=True,
+        )
+        with pytest.raises(openai.APIError, match="engine"):
+            await read_and_kill(stream)
+        while server.status()["engine"]["phase"] != "ready":
+            await asyncio.sleep(0.2)
+        text, _ = await ask(client, response_format=form(OWN["object"]))
+    check(OWN["object"], text)
+    assert server.status()["engine"]["pid"] != pid
 
 
 def test_the_guides_examples_run(server: ServerProcess) -> None:
