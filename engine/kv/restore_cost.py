@@ -9,6 +9,10 @@ from collections import deque
 FIRST_READ_BYTES_PER_S = 500e6
 #: A restore of less says more of a disk's latency than of its rate.
 MIN_MEASURED_BYTES = 4 << 20
+#: A chunk of less says more of a forward's fixed cost than of its tokens'.
+MIN_MEASURED_TOKENS = 32
+#: Chunks that are closer than this to each other say nothing of how the cost grows.
+_MIN_DISTANCE_TOKENS = 512
 #: So many of the newest measurements count.
 _NUM_SAMPLES = 32
 
@@ -29,7 +33,7 @@ class RestoreCost:
 
     def computed(self, start: int, num_tokens: int, seconds: float) -> None:
         """Learn from a chunk of `num_tokens` whose first is at position `start`."""
-        if num_tokens > 0 and seconds > 0:
+        if num_tokens >= MIN_MEASURED_TOKENS and seconds > 0:
             self._chunks.append((start + num_tokens / 2, seconds / num_tokens))
 
     def restored(self, num_bytes: int, seconds: float) -> None:
@@ -44,7 +48,9 @@ class RestoreCost:
         slope = self._slope()
         base = statistics.median(cost - slope * position for position, cost in self._chunks)
         middle = start + num_tokens / 2
-        return num_tokens * max(0.0, base + slope * middle)
+        # Far from what was measured a line says little; tokens are never nearly free.
+        least = statistics.median(cost for _, cost in self._chunks) / 4
+        return num_tokens * max(least, base + slope * middle)
 
     def restore_s(self, num_bytes: int) -> float:
         """Predict the seconds of reading so many bytes."""
@@ -63,6 +69,6 @@ class RestoreCost:
             (cost - other_cost) / (position - other_position)
             for index, (position, cost) in enumerate(chunks)
             for other_position, other_cost in chunks[:index]
-            if position != other_position
+            if abs(position - other_position) >= _MIN_DISTANCE_TOKENS
         ]
         return max(0.0, statistics.median(slopes)) if slopes else 0.0

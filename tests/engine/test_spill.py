@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -46,24 +46,44 @@ def ask(driver: Driver, name: str, prompt: list[int], max_tokens: int = 8) -> in
     return final.num_cached_tokens
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_prefix_is_found_after_a_restart_with_the_same_tokens(
-    kind: str, servers: Restarts
-) -> None:
-    """Used twice, stored at the end, restored by a new engine, equal to mlx-lm's tokens."""
-    prompt = random_prompt(200, 1)
+def check_every_tier(kind: str, lengths: Sequence[int], servers: Restarts) -> None:
+    """Ask prompts cold, from RAM, after a restart and from SSD: mlx-lm's tokens each time.
+
+    Lengths are from two blocks up; the whole blocks before the last token are found.
+    """
+    prompts = {length: random_prompt(length, 1) for length in lengths}
+    found = {length: (length - 1) // BLOCK * BLOCK for length in lengths}
     first = servers.start(kind)
-    assert ask(first, "cold", prompt) == 0
-    assert ask(first, "ram", prompt) == 192
+    for length, prompt in prompts.items():
+        assert ask(first, f"cold {length}", prompt) == 0
+    for length, prompt in prompts.items():
+        assert ask(first, f"ram {length}", prompt) == found[length]
     servers.stop(first)
     second = servers.start(kind)
-    assert ask(second, "ssd", prompt) == 192
-    assert ask(second, "ram", prompt) == 192
-    for name in ("ssd", "ram"):
-        assert differences(kind, prompt, second.results[name].tokens)[0] == []
+    for length, prompt in prompts.items():
+        assert ask(second, f"restart {length}", prompt) == found[length]
+    second.engine.clear_prefixes()
+    for length, prompt in prompts.items():
+        assert ask(second, f"ssd {length}", prompt) == found[length]
+    for driver in (first, second):
+        for name, result in driver.results.items():
+            prompt = prompts[int(name.split()[1])]
+            assert differences(kind, prompt, result.tokens)[0] == [], name
     disk = second.engine.stats().prefixes.disk  # type: ignore[union-attr]
     assert disk is not None
-    assert (disk.num_restored, disk.faults) == (3, {})
+    assert (disk.num_restored, disk.faults) == (2 * sum(found.values()) // BLOCK, {})
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_prompt_has_the_same_tokens_from_every_tier(kind: str, servers: Restarts) -> None:
+    """Lengths of 0, 1 and 63 modulo the block."""
+    check_every_tier(kind, [128, 129, 191], servers)
+
+
+@pytest.mark.faults
+def test_a_prompt_of_any_length_has_the_same_tokens_from_every_tier(servers: Restarts) -> None:
+    """Every length modulo the block."""
+    check_every_tier("full", range(2 * BLOCK, 3 * BLOCK), servers)
 
 
 def test_a_long_prefix_is_stored_at_its_first_use_while_the_engine_is_idle(
@@ -103,6 +123,8 @@ def test_a_block_evicted_from_ram_is_found_on_ssd(servers: Restarts) -> None:
     stats = driver.engine.stats().prefixes
     assert stats is not None
     assert stats.num_evicted > 0
+    # Written behind the steps; what is not there yet is a miss.
+    assert driver.engine.store_prefixes(60)
     assert ask(driver, "again", prompt) == 320
     assert differences("full", prompt, driver.results["again"].tokens)[0] == []
 

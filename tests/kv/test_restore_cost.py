@@ -7,6 +7,7 @@ import pytest
 from vllm_mlx.engine.kv.restore_cost import (
     FIRST_READ_BYTES_PER_S,
     MIN_MEASURED_BYTES,
+    MIN_MEASURED_TOKENS,
     RestoreCost,
 )
 
@@ -61,6 +62,15 @@ def test_reading_is_measured_from_end_to_end() -> None:
     assert not cost.is_worthwhile(0, 2048, num_bytes)
 
 
+def test_noise_between_neighbouring_chunks_is_no_growth() -> None:
+    """Chunks of like position with unlike times do not make far tokens dear, or near ones free."""
+    cost = RestoreCost()
+    for number in range(8):
+        cost.computed(128 + number, 64, 64 * (1 + number) * 1e-5)
+    assert cost.compute_s(0, 128) == pytest.approx(128 * 4.5e-5)
+    assert cost.compute_s(0, 10_000) == pytest.approx(10_000 * 4.5e-5)
+
+
 def test_a_small_restore_says_nothing_of_a_large_one() -> None:
     """A few blocks that took as long as the disk's latency do not make gigabytes look slow."""
     cost = RestoreCost()
@@ -76,4 +86,5 @@ def test_a_machine_that_gets_faster_with_length_is_not_extrapolated_below_nothin
     cost = RestoreCost()
     cost.computed(0, 512, 0.5)
     cost.computed(512, 512, 0.1)
+    cost.computed(1024, MIN_MEASURED_TOKENS - 1, 9.0)
     assert cost.compute_s(0, 100_000) == pytest.approx(100_000 * (0.6 / 1024))
