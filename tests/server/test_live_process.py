@@ -57,6 +57,7 @@ def wait_for(lines: list[str], count: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.faults
 def test_it_outlives_its_engine_and_drains_what_runs(server: ServerProcess) -> None:
     """From the first moment to the last: loading, killed in the middle of streams, drained."""
     assert server.get("/health").status_code == 200
