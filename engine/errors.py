@@ -174,7 +174,7 @@ class HeadersTooLargeError(RequestError):
 
 
 class RequestNotFoundError(RequestError):
-    """Report that no open request has the given id."""
+    """Report that no open request, and no stored response or item, has the given id."""
 
     code = "request_not_found"
 

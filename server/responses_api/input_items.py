@@ -70,6 +70,11 @@ def input_items(
     return [_stored(f"input[{index}]", item, resolve) for index, item in enumerate(given or ())]
 
 
+def is_reference(item: InputItem) -> bool:
+    """Say whether an item stands for one of a stored response."""
+    return item.type == "item_reference" or (item.type is None and item.role is None)
+
+
 def has_unseen(given: str | Sequence[InputItem] | None) -> bool:
     """Say whether tools have returned images, of which the model is only told."""
     return any(
@@ -103,7 +108,7 @@ def chat_messages(items: Sequence[dict[str, Any]]) -> list[Message]:
 def _stored(
     where: str, item: InputItem, resolve: Callable[[str], dict[str, Any]]
 ) -> dict[str, Any]:
-    kind = item.type or ("message" if item.role is not None else "item_reference")
+    kind = "item_reference" if is_reference(item) else item.type or "message"
     for name in _NEEDED[kind]:
         if getattr(item, name) is None:
             raise InvalidRequestError(

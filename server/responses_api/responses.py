@@ -17,6 +17,13 @@ from vllm_mlx.server.responses_api.schemas import ResponsesBody
 _ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
 
+#: Fields of the request that its response says again as they came.
+_SAID_BACK = {
+    *("text", "reasoning", "tools", "tool_choice", "max_tool_calls", "prompt_cache_key"),
+    *("safety_identifier", "user"),
+}
+
+
 @dataclass(frozen=True)
 class ResponseHead:
     """Hold what a response says of itself from the beginning to its end."""
@@ -50,7 +57,7 @@ def response_head(
     response_id: str, model: str, body: ResponsesBody, sampling: SamplingParams
 ) -> ResponseHead:
     """Return the head of the response to a body; `sampling` is what it is answered with."""
-    said = body.model_dump(exclude_none=True)
+    said = body.model_dump(include=_SAID_BACK, exclude_none=True)
     text = said.get("text", {})
     reasoning = said.get("reasoning", {})
     fields = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -27,7 +28,7 @@ from vllm_mlx.server.responses_api.chat_input import (
     is_prompt_only,
 )
 from vllm_mlx.server.responses_api.fields import POLICIES
-from vllm_mlx.server.responses_api.input_items import has_unseen, input_items
+from vllm_mlx.server.responses_api.input_items import has_unseen, input_items, is_reference
 from vllm_mlx.server.responses_api.output_items import ItemWriter
 from vllm_mlx.server.responses_api.responses import response_head
 from vllm_mlx.server.responses_api.schemas import ResponsesBody
@@ -75,8 +76,9 @@ class ResponseRoutes:
         self._note_left_out(body, context)
         check_include(body.include or ())
         runtime.generations.check_room(1, param="input")
-        items, parent = self._conversation(body, context.client)
-        offered, chat = await runtime.run_aside(lambda: _chat_of(body, items, parent))
+        references = self._references(body, context.client)
+        parent = self._parent(body, context.client)
+        items, offered, chat = await runtime.run_aside(lambda: _chat_of(body, references, parent))
         plan = await plan_answer(served, chat)
         limits = limits_of(runtime, served)
         row = row_request(body, context.id, plan, limits, client=context.client)
@@ -173,17 +175,18 @@ class ResponseRoutes:
             noted = self._runtime.unknown_fields.record(names)
             context.ignored_fields = (*context.ignored_fields, *noted)
 
-    def _conversation(
-        self, body: ResponsesBody, client: str
-    ) -> tuple[list[dict[str, Any]], History | None]:
-        """Return a body's input as stored items, and the conversation that it goes on with."""
-        parent = None
-        if body.previous_response_id is not None:
-            previous = self._store.get(
-                client, body.previous_response_id, param="previous_response_id"
-            )
-            parent = previous.history
-        return input_items(body.input, lambda item_id: self._store.item(client, item_id)), parent
+    def _parent(self, body: ResponsesBody, client: str) -> History | None:
+        """Return the conversation that a body goes on with."""
+        if body.previous_response_id is None:
+            return None
+        previous = self._store.get(client, body.previous_response_id, param="previous_response_id")
+        return previous.history
+
+    def _references(self, body: ResponsesBody, client: str) -> dict[str, dict[str, Any]]:
+        """Return the stored items that a body's input refers to, by their ids."""
+        items = body.input if isinstance(body.input, list) else ()
+        ids = {item.id for item in items if is_reference(item) and item.id is not None}
+        return {item_id: self._store.item(client, item_id) for item_id in ids}
 
     def _open(self, run: ResponseRun, context: RequestContext) -> None:
         """Have a run found by its id until its request is over."""
@@ -229,12 +232,13 @@ def row_request(
 
 
 def _chat_of(
-    body: ResponsesBody, items: list[dict[str, Any]], parent: History | None
-) -> tuple[OfferedTools, ChatInput]:
-    """Return the tools and the chat that a body asks for; pure, for any thread."""
+    body: ResponsesBody, references: Mapping[str, dict[str, Any]], parent: History | None
+) -> tuple[list[dict[str, Any]], OfferedTools, ChatInput]:
+    """Return the items, the tools and the chat that a body asks for; pure, for any thread."""
+    items = input_items(body.input, references.__getitem__)
     offered = offered_tools(body.tools or (), body.tool_choice)
     earlier = parent.all_items() if parent is not None else []
-    return offered, chat_input(body, [*earlier, *items], offered)
+    return items, offered, chat_input(body, [*earlier, *items], offered)
 
 
 def _limit(text: str | None) -> int:
