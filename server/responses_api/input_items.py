@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from vllm_mlx.engine.errors import InvalidRequestError
+from vllm_mlx.server.responses_api.custom_text import custom_arguments
 from vllm_mlx.server.responses_api.schemas import IMAGE, InputItem, InputPart
-from vllm_mlx.server.responses_api.tools import custom_arguments, shown_name
+from vllm_mlx.server.responses_api.tools import shown_name
 
 Message = dict[str, Any]
 

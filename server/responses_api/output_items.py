@@ -13,8 +13,9 @@ from vllm_mlx.engine.parsing import (
     ToolCallEnd,
     ToolCallStart,
 )
+from vllm_mlx.server.responses_api.custom_text import CustomText
 from vllm_mlx.server.responses_api.input_items import new_item_id, sealed
-from vllm_mlx.server.responses_api.tools import OfferedTools, custom_input
+from vllm_mlx.server.responses_api.tools import OfferedTools
 
 Payload = dict[str, Any]
 
@@ -42,6 +43,7 @@ class ItemWriter:
         #: The fields of the open one that do not change, and its text.
         self._open: dict[str, Any] | None = None
         self._texts: list[str] = []
+        self._custom = CustomText()
 
     @property
     def output(self) -> list[dict[str, Any]]:
@@ -88,7 +90,7 @@ class ItemWriter:
             return []
         closing = self._close("completed")
         self._open = {"id": new_item_id(kind), "type": kind, **fields}
-        self._texts = []
+        self._texts, self._custom = [], CustomText()
         added = self._item("in_progress")
         if "content" in added:
             added["content"] = []
@@ -104,10 +106,9 @@ class ItemWriter:
 
     def _add_arguments(self, text: str) -> list[Payload]:
         assert self._open is not None, "arguments belong to a call"
-        self._texts.append(text)
         if self._open["type"] == "custom_tool_call":
-            # What the model writes is JSON around the text: it is read when it is whole.
-            return []
+            return self._custom_delta(self._custom.feed(text))
+        self._texts.append(text)
         return [self._item_event("response.function_call_arguments.delta", delta=text)]
 
     def _close(self, status: str) -> list[Payload]:
@@ -127,11 +128,8 @@ class ItemWriter:
             name = "response.function_call_arguments.done"
             return [self._item_event(name, arguments=text)]
         if item["type"] == "custom_tool_call":
-            name = "response.custom_tool_call_input"
-            return [
-                self._item_event(f"{name}.delta", delta=item["input"]),
-                self._item_event(f"{name}.done", input=item["input"]),
-            ]
+            done = self._item_event("response.custom_tool_call_input.done", input=item["input"])
+            return [*self._custom_delta(self._custom.finish()), done]
         part = self._part(text)
         assert part is not None, "messages and reasoning have one"
         logprobs: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
@@ -139,6 +137,12 @@ class ItemWriter:
             self._part_event(f"{_TEXT_EVENTS[part['type']]}.done", text=text, **logprobs),
             self._part_event("response.content_part.done", part=part),
         ]
+
+    def _custom_delta(self, text: str) -> list[Payload]:
+        """Return the event that tells of more text for a custom tool, if there is any."""
+        if not text:
+            return []
+        return [self._item_event("response.custom_tool_call_input.delta", delta=text)]
 
     def _item(self, status: str) -> dict[str, Any]:
         """Return the open item as it is by now."""
@@ -148,7 +152,7 @@ class ItemWriter:
         if item["type"] == "function_call":
             item["arguments"] = text
         elif item["type"] == "custom_tool_call":
-            item["input"] = custom_input(text) if status != "in_progress" else ""
+            item["input"] = self._custom.text
         else:
             item["content"] = [self._part(text)]
         if item["type"] == "reasoning" and self._seals and status != "in_progress":

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import msgspec
-
 from vllm_mlx.engine.errors import InvalidRequestError
 from vllm_mlx.server.answers.tool_choice import AUTO, ToolChoice, check_tools
+from vllm_mlx.server.responses_api.custom_text import ARGUMENT
 from vllm_mlx.server.responses_api.schemas import (
     CustomFormat,
     ResponseTool,
@@ -17,13 +16,10 @@ from vllm_mlx.server.responses_api.schemas import (
     kind_left_out,
 )
 
-#: The one argument of a custom tool, as the model sees it.
-_INPUT = "input"
-
 _CUSTOM_PARAMETERS = {
     "type": "object",
-    "properties": {_INPUT: {"type": "string"}},
-    "required": [_INPUT],
+    "properties": {ARGUMENT: {"type": "string"}},
+    "required": [ARGUMENT],
     "additionalProperties": False,
 }
 
@@ -89,24 +85,6 @@ def shown_name(name: str, namespace: str | None) -> str:
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
 
 
-def custom_arguments(text: str) -> dict[str, str]:
-    """Return the arguments of a call to a custom tool."""
-    return {_INPUT: text}
-
-
-def custom_input(arguments: str) -> str:
-    """Return the text in the arguments of a call to a custom tool.
-
-    What the model wrote in another form, or did not end, is returned as it is.
-    """
-    try:
-        decoded = msgspec.json.decode(arguments)
-    except (msgspec.MsgspecError, RecursionError):
-        return arguments
-    text = decoded.get(_INPUT) if isinstance(decoded, dict) else None
-    return text if isinstance(text, str) else arguments
-
-
 def _flat(
     tools: Sequence[ResponseTool], place: str = "tools", namespace: str | None = None
 ) -> list[tuple[str, ResponseTool, str | None]]:
@@ -150,7 +128,7 @@ def _tool_object(tool: ResponseTool, name: str) -> dict[str, Any]:
 
 def _custom_description(description: str | None, form: CustomFormat | None) -> str:
     lines = [] if description is None else [description]
-    lines.append(f"Call it with the whole text, and nothing else, as the argument `{_INPUT}`.")
+    lines.append(f"Call it with the whole text, and nothing else, as the argument `{ARGUMENT}`.")
     if form is not None and form.definition is not None:
         lines.append(f"The text follows this grammar ({form.syntax}):\n{form.definition}")
     return "\n\n".join(lines)

@@ -14,7 +14,7 @@ from vllm_mlx.server.responses_api.chat_input import chat_input, check_include
 from vllm_mlx.server.responses_api.fields import POLICIES
 from vllm_mlx.server.responses_api.input_items import input_items, sealed
 from vllm_mlx.server.responses_api.schemas import ResponsesBody
-from vllm_mlx.server.responses_api.tools import custom_input, offered_tools, shown_name
+from vllm_mlx.server.responses_api.tools import offered_tools, shown_name
 
 SAID: dict[str, Any] = {"type": "message", "id": "msg_1", "role": "assistant", "content": "Said."}
 TOOLS = [
@@ -254,17 +254,3 @@ def test_names_of_namespaces_are_made_once() -> None:
     assert shown_name("read", None) == "read"
     assert shown_name("read", "files") == "files__read"
     assert shown_name("read", "mcp__files__") == "mcp__files__read"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ('{"input": "a\\nb"}', "a\nb"),
-        ('{"input": 5}', '{"input": 5}'),
-        ('{"input": "a', '{"input": "a'),
-        ("*** Begin Patch", "*** Begin Patch"),
-    ],
-)
-def test_the_input_of_a_custom_tool_is_read(arguments: str, text: str) -> None:
-    """What is no JSON of the right form is the text itself."""
-    assert custom_input(arguments) == text

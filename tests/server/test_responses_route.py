@@ -451,6 +451,19 @@ async def test_tools_of_namespaces_and_custom_ones_go_there_and_back(
     assert "start: /.+/s" in shown[0]["description"]
 
 
+async def test_the_text_of_a_custom_tool_comes_as_it_is_written(
+    make_server: ServerFactory,
+) -> None:
+    """Not at the end of the call, and without the JSON around it."""
+    served = await make_server(formats=FORMATS)
+    call = '<tool_call>{"name": "apply_patch", "arguments": {"input": "one\\ntwo"}}</tool_call>'
+    served.engine.texts = list(call)
+    events = await events_of(await ask(served, stream=True, tools=[PATCH]))
+    deltas = [event["delta"] for event in events if event["type"].endswith("input.delta")]
+    assert "".join(deltas) == events[-1]["response"]["output"][0]["input"] == "one\ntwo"
+    assert len(deltas) > 3
+
+
 async def test_an_image_that_a_tool_returned_does_not_end_the_chat(served: Served) -> None:
     """The model is told of it, the client by the header; it is not kept."""
     image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
