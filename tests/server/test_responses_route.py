@@ -456,12 +456,21 @@ async def test_the_text_of_a_custom_tool_comes_as_it_is_written(
 ) -> None:
     """Not at the end of the call, and without the JSON around it."""
     served = await make_server(formats=FORMATS)
-    call = '<tool_call>{"name": "apply_patch", "arguments": {"input": "one\\ntwo"}}</tool_call>'
-    served.engine.texts = list(call)
-    events = await events_of(await ask(served, stream=True, tools=[PATCH]))
+    served.engine.is_held = True
+    head = '<tool_call>{"name": "apply_patch", "arguments": {"input": "'
+
+    async def write() -> None:
+        request_id = await first_row(served)
+        for text in (head, "one", "\\", "ntwo", '"}}</tool_call>'):
+            served.engine.put(request_id, text)
+            await asyncio.sleep(0.02)
+        served.engine.finish(request_id)
+
+    async with served.driven_by(write()):
+        events = await events_of(await ask(served, stream=True, tools=[PATCH]))
     deltas = [event["delta"] for event in events if event["type"].endswith("input.delta")]
     assert "".join(deltas) == events[-1]["response"]["output"][0]["input"] == "one\ntwo"
-    assert len(deltas) > 3
+    assert len(deltas) > 1
 
 
 async def test_an_image_that_a_tool_returned_does_not_end_the_chat(served: Served) -> None:
