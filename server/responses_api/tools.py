@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,6 +16,9 @@ from vllm_mlx.server.responses_api.schemas import (
     ResponseToolChoice,
     kind_left_out,
 )
+
+#: How the fields of tools are named in the chat's shape.
+_PLACE = re.compile(r"tools\[(?P<index>\d+)\]\.function\.(?P<field>\w+)")
 
 _CUSTOM_PARAMETERS = {
     "type": "object",
@@ -55,13 +59,14 @@ def offered_tools(
     """Return what of the tools the model may call; raise `InvalidRequestError` for wrong ones."""
     objects: dict[str, dict[str, Any]] = {}
     by_name: dict[str, CalledTool] = {}
-    every = []
+    every, places = [], []
     for where, tool, namespace in _flat(tools):
         called = CalledTool(_name_of(tool, where), namespace, tool.type == "custom")
         shown = shown_name(called.name, namespace)
         every.append(_tool_object(tool, shown))
+        places.append(where)
         objects[shown], by_name[shown] = every[-1], called
-    check_tools(every, AUTO)
+    _check_all(every, places)
     resolved = AUTO
     if isinstance(choice, str):
         resolved = ToolChoice(choice)
@@ -83,6 +88,18 @@ def shown_name(name: str, namespace: str | None) -> str:
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def _check_all(tools: Sequence[dict[str, Any]], places: Sequence[str]) -> None:
+    """Check tools as every API does, and name each by its place in this one."""
+    try:
+        check_tools(tools, AUTO)
+    except InvalidRequestError as error:
+        found = _PLACE.fullmatch(error.param or "")
+        assert found is not None, "what is wrong with a tool has a place"
+        where = places[int(found["index"])]
+        message = error.message.replace(f"tools[{found['index']}]", where, 1)
+        raise InvalidRequestError(message, param=f"{where}.{found['field']}") from None
 
 
 def _flat(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -221,6 +222,25 @@ def test_what_contradicts_itself_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         chat_of(**fields)
     assert (caught.value.param or "").split(".")[0].split("[")[0] in fields
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([{"type": "web_search"}, {"type": "function", "name": "no spaces"}], "tools[1].name"),
+        (
+            [{"type": "namespace", "name": "n", "tools": [TOOLS[0], TOOLS[0]]}],
+            "tools[0].tools[1].name",
+        ),
+        ([{**TOOLS[0], "parameters": {"type": "array"}}], "tools[0].parameters"),
+        ([{"type": "custom"}], "tools[0].name"),
+    ],
+)
+def test_a_wrong_tool_is_named_by_its_place(tools: list[Any], param: str) -> None:
+    """In the shape of this API, whatever is left out before it."""
+    with pytest.raises(InvalidRequestError, match=re.escape(param.rpartition(".")[0])) as caught:
+        chat_of(tools=tools)
+    assert caught.value.param == param
 
 
 def test_options_reach_the_template() -> None:

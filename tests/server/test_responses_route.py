@@ -473,6 +473,69 @@ async def test_the_text_of_a_custom_tool_comes_as_it_is_written(
     assert len(deltas) > 1
 
 
+async def test_what_a_coding_agent_sends_is_answered(make_server: ServerFactory) -> None:
+    """The shape of its second request, with all that it sends unasked."""
+    served = await make_server(formats=FORMATS)
+    texts = {"developer": "Be an agent.", "user": "Make a file."}
+    items: list[dict[str, Any]] = [
+        {
+            "type": "message",
+            "id": f"msg_{role}",
+            "role": role,
+            "content": [{"type": "input_text", "text": text}],
+        }
+        for role, text in texts.items()
+    ]
+    run = {"name": "exec_command", "arguments": '{"cmd": "ls"}', "call_id": "call_1"}
+    items += [
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "Look first."}],
+            "encrypted_content": None,
+        },
+        {"type": "function_call", "status": "completed", "id": "fc_1", **run},
+        {"type": "function_call_output", "id": "fco_1", "call_id": "call_1", "output": "a.txt"},
+    ]
+    response = await ask(
+        served,
+        items,
+        model="default",
+        stream=True,
+        store=False,
+        tool_choice="auto",
+        parallel_tool_calls=True,
+        reasoning={"effort": "low", "summary": "auto"},
+        text={"verbosity": "low"},
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="session",
+        client_metadata={"session": "1"},
+        tools=[
+            {**TOOL, "name": "exec_command", "strict": False},
+            SPACE,
+            PATCH,
+            {
+                "type": "tool_search",
+                "execution": "client",
+                "description": "Find.",
+                "parameters": {},
+            },
+            {"type": "web_search", "external_web_access": False, "search_content_types": ["text"]},
+        ],
+    )
+    ignored = set(response.headers["x-ignored-fields"].split(", "))
+    assert {"tools[].tool_search", "tools[].web_search"} <= ignored
+    assert not any("input" in name for name in ignored)
+    assert kinds(await events_of(response)) == ["created", "in_progress", *TEXT, "completed"]
+    messages, options = served.tokenizer.chats[-1]
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool"]
+    assert messages[2]["reasoning_content"] == "Look first."
+    names = [tool["function"]["name"] for tool in options["tools"]]
+    assert names == ["exec_command", "agents__look_up", "apply_patch"]
+    assert len(served.runtime.responses) == 0
+
+
 async def test_an_image_that_a_tool_returned_does_not_end_the_chat(served: Served) -> None:
     """The model is told of it, the client by the header; it is not kept."""
     image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
