@@ -13,7 +13,7 @@ import openai
 import pytest
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 WORDS = ["red", "green", "blue", "large", "small", "metric", "imperial"]
 VALUES: list[dict[str, Any]] = [
