@@ -220,7 +220,7 @@ def rate_table(model: ModelConfig, num_plain: int, num_others: int, num_steps: i
             found[name].append(step_seconds(engine, [None] * num_plain + others, num_steps))
     engine.close()
     lines = [
-        f"| {num_plain} plain rows, beside {num_others} | step, ms, best of 3 | tokens/s of a plain row |",
+        f"| {num_plain} plain rows, beside {num_others} | step, best of 3, ms | tokens/s a row |",
         "|---|---:|---:|",
     ]
     for name, seconds in found.items():
