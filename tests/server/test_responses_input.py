@@ -26,6 +26,42 @@ TOOLS = [
 ]
 
 
+#: A turn of the assistant's, as items.
+TURNS: list[dict[str, Any]] = [
+    {"role": "developer", "content": [{"type": "input_text", "text": "Be."}]},
+    {"role": "user", "content": [{"type": "input_text", "text": t} for t in "ab"]},
+    {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [{"type": "summary_text", "text": "In short"}],
+        "content": [{"type": "reasoning_text", "text": "Hm."}],
+    },
+    {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": t} for t in "xy"],
+    },
+    {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"q": 1}'},
+    {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "+x"},
+    {
+        "type": "function_call",
+        "call_id": "c3",
+        "namespace": "mcp__files__",
+        "name": "read",
+        "arguments": "{broken",
+    },
+    {"type": "function_call_output", "call_id": "c1", "output": "one"},
+    {
+        "type": "custom_tool_call_output",
+        "call_id": "c2",
+        "output": [{"type": "input_text", "text": "two"}],
+    },
+    {"type": "function_call_output", "call_id": "c3", "output": "three"},
+    {"type": "item_reference", "id": "msg_1"},
+    {"role": "user", "content": "Go on."},
+]
+
+
 def resolve(item_id: str) -> dict[str, Any]:
     """Know one item."""
     if item_id != "msg_1":
@@ -42,42 +78,7 @@ def chat_of(given: Any = "hi", **fields: Any) -> ChatInput:
 
 def test_what_the_assistant_did_in_a_row_is_one_turn() -> None:
     """Its thoughts, text and calls; results are messages of their own."""
-    chat = chat_of(
-        [
-            {"role": "developer", "content": [{"type": "input_text", "text": "Be."}]},
-            {"role": "user", "content": [{"type": "input_text", "text": t} for t in "ab"]},
-            {
-                "type": "reasoning",
-                "id": "rs_1",
-                "summary": [{"type": "summary_text", "text": "In short"}],
-                "content": [{"type": "reasoning_text", "text": "Hm."}],
-            },
-            {
-                "type": "message",
-                "role": "assistant",
-                "content": [{"type": "output_text", "text": t} for t in "xy"],
-            },
-            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"q": 1}'},
-            {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "+x"},
-            {
-                "type": "function_call",
-                "call_id": "c3",
-                "namespace": "mcp__files__",
-                "name": "read",
-                "arguments": "{broken",
-            },
-            {"type": "function_call_output", "call_id": "c1", "output": "one"},
-            {
-                "type": "custom_tool_call_output",
-                "call_id": "c2",
-                "output": [{"type": "input_text", "text": "two"}],
-            },
-            {"type": "function_call_output", "call_id": "c3", "output": "three"},
-            {"type": "item_reference", "id": "msg_1"},
-            {"role": "user", "content": "Go on."},
-        ],
-        instructions="First.",
-    )
+    chat = chat_of(TURNS, instructions="First.")
     calls: list[tuple[str, str, Any]] = [
         ("c1", "f", {"q": 1}),
         ("c2", "patch", {"input": "+x"}),

@@ -8,69 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from openai.types.responses import Response as SdkResponse
-from openai.types.responses import ResponseStreamEvent
-from pydantic import TypeAdapter
+from support.response_events import (
+    CALL,
+    CALLED,
+    CUSTOM,
+    FORMATS,
+    PATCH,
+    REASONING,
+    TEXT,
+    TOOL,
+    ask,
+    events_of,
+    first_row,
+    kinds,
+)
 
 from vllm_mlx.engine.core.outputs import ErrorInfo, unpack_tokens
 from vllm_mlx.engine.errors import EngineDiedError, InvalidRequestError
-from vllm_mlx.engine.text.chat_formats import ChatFormats
 
 if TYPE_CHECKING:
     from tests.server.conftest import Served, ServerFactory
 
-FORMATS = ChatFormats(tools="hermes", reasoning="qwen3")
-TOOL = {
-    "type": "function",
-    "name": "look_up",
-    "description": "Look it up.",
-    "parameters": {"type": "object", "properties": {"q": {"type": "string"}}},
-}
-PATCH = {
-    "type": "custom",
-    "name": "apply_patch",
-    "description": "Edit files.",
-    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/s"},
-}
-SPACE = {"type": "namespace", "name": "agents", "description": "Others.", "tools": [TOOL]}
-CALL = '<tool_call>{"name": "look_up", "arguments": {"q": "x"}}</tool_call>'
-
-EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-
-
-async def ask(served: Served, given: Any = "hi", **fields: Any) -> Any:
-    """Post a body and return the response."""
-    return await served.post("/v1/responses", input=given, **fields)
-
-
-async def events_of(response: Any) -> list[dict[str, Any]]:
-    """Return a stream's events: each is named, numbered, and valid by the client's own types."""
-    assert response.status_code == 200, await response.get_data()
-    found = []
-    for block in (await response.get_data()).decode().split("\n\n"):
-        if block:
-            name, data = block.split("\n")
-            payload = json.loads(data.removeprefix("data: "))
-            assert name == f"event: {payload['type']}"
-            EVENTS.validate_python(payload)
-            found.append(payload)
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    return found
-
-
-def kinds(events: list[dict[str, Any]]) -> list[str]:
-    """Return the types of events, without what all begin with, and each run of deltas once."""
-    names = [event["type"].removeprefix("response.") for event in events]
-    return [name for i, name in enumerate(names) if name not in names[i - 1 : i]]
-
-
-TEXT = [
-    *("output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
-    *("content_part.done", "output_item.done"),
-]
-REASONING = [name.replace("output_text", "reasoning_text") for name in TEXT]
-ARGUMENTS = "function_call_arguments"
-CALLED = ["output_item.added", f"{ARGUMENTS}.delta", f"{ARGUMENTS}.done", "output_item.done"]
-CUSTOM = [name.replace(ARGUMENTS, "custom_tool_call_input") for name in CALLED]
 SCHEMA = {"type": "json_schema", "name": "s", "schema": {"type": "object"}}
 
 
@@ -236,13 +194,6 @@ async def test_what_is_refused_at_once_is_no_stream(served: Served) -> None:
         assert (await response.get_json())["error"]["type"] == "invalid_request_error"
 
 
-async def first_row(served: Served, number: int = 0) -> str:
-    """Wait for a request to reach the engine and return its id."""
-    while len(served.engine.requests) <= number:
-        await served.engine.sleep()
-    return served.engine.requests[number].request_id
-
-
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_response_is_cancelled_by_its_id(served: Served, stream: bool) -> None:
     """Both the canceller and the reader get what there was; then it is stored as it ended."""
@@ -401,157 +352,6 @@ async def test_a_prompt_is_computed_and_nothing_else(
     await ask(served, "Two?", previous_response_id=body["id"])
     prompt = unpack_tokens(served.engine.requests[1].prompt)
     assert "".join(map(chr, prompt)) == "One?Two?"
-
-
-async def test_tools_that_are_left_out_are_named(make_server: ServerFactory) -> None:
-    """Agents send them unasked; strict servers refuse them."""
-    tools = [TOOL, {"type": "web_search", "external_web_access": False}]
-    for strict in (False, True):
-        served = await make_server(strict_fields=strict, formats=FORMATS)
-        response = await ask(served, tools=tools)
-        assert response.status_code == (400 if strict else 200)
-    served = await make_server(formats=FORMATS)
-    response = await ask(served, tools=tools, client_metadata={"x": "y"})
-    ignored = response.headers["x-ignored-fields"]
-    assert ignored == "tools[].external_web_access, tools[].web_search"
-    _, options = served.tokenizer.chats[-1]
-    assert [tool["function"]["name"] for tool in options["tools"]] == ["look_up"]
-
-
-async def test_tools_of_namespaces_and_custom_ones_go_there_and_back(
-    make_server: ServerFactory,
-) -> None:
-    """The client finds its own names; sent back, the model finds those that it knows."""
-    served = await make_server(formats=FORMATS)
-    patch = '{"name": "apply_patch", "arguments": {"input": "a\\nb"}}'
-    other = '{"name": "agents__look_up", "arguments": {"q": "x"}}'
-    served.engine.texts = [f"<tool_call>{call}</tool_call>" for call in (patch, other)]
-    tools = [PATCH, SPACE]
-    body = await (await ask(served, tools=tools)).get_json()
-    custom, call = body["output"]
-    assert (custom["type"], custom["name"], custom["input"]) == (
-        *("custom_tool_call", "apply_patch", "a\nb"),
-    )
-    assert (call["namespace"], call["name"], call["arguments"]) == (
-        *("agents", "look_up", '{"q": "x"}'),
-    )
-    results = [
-        {"type": f"{kind}_output", "call_id": item["call_id"], "output": "done"}
-        for kind, item in (("custom_tool_call", custom), ("function_call", call))
-    ]
-    assert (await ask(served, [*body["output"], *results], tools=tools)).status_code == 200
-    messages, options = served.tokenizer.chats[-1]
-    assert [message["role"] for message in messages] == ["assistant", "tool", "tool"]
-    assert [call["function"] for call in messages[0]["tool_calls"]] == [
-        {"name": "apply_patch", "arguments": {"input": "a\nb"}},
-        {"name": "agents__look_up", "arguments": {"q": "x"}},
-    ]
-    shown = [tool["function"] for tool in options["tools"]]
-    assert [function["name"] for function in shown] == ["apply_patch", "agents__look_up"]
-    assert "start: /.+/s" in shown[0]["description"]
-
-
-async def test_the_text_of_a_custom_tool_comes_as_it_is_written(
-    make_server: ServerFactory,
-) -> None:
-    """Not at the end of the call, and without the JSON around it."""
-    served = await make_server(formats=FORMATS)
-    served.engine.is_held = True
-    head = '<tool_call>{"name": "apply_patch", "arguments": {"input": "'
-
-    async def write() -> None:
-        request_id = await first_row(served)
-        for text in (head, "one", "\\", "ntwo", '"}}</tool_call>'):
-            served.engine.put(request_id, text)
-            await asyncio.sleep(0.02)
-        served.engine.finish(request_id)
-
-    async with served.driven_by(write()):
-        events = await events_of(await ask(served, stream=True, tools=[PATCH]))
-    deltas = [event["delta"] for event in events if event["type"].endswith("input.delta")]
-    assert "".join(deltas) == events[-1]["response"]["output"][0]["input"] == "one\ntwo"
-    assert len(deltas) > 1
-
-
-async def test_what_a_coding_agent_sends_is_answered(make_server: ServerFactory) -> None:
-    """The shape of its second request, with all that it sends unasked."""
-    served = await make_server(formats=FORMATS)
-    texts = {"developer": "Be an agent.", "user": "Make a file."}
-    items: list[dict[str, Any]] = [
-        {
-            "type": "message",
-            "id": f"msg_{role}",
-            "role": role,
-            "content": [{"type": "input_text", "text": text}],
-        }
-        for role, text in texts.items()
-    ]
-    run = {"name": "exec_command", "arguments": '{"cmd": "ls"}', "call_id": "call_1"}
-    items += [
-        {
-            "type": "reasoning",
-            "id": "rs_1",
-            "summary": [],
-            "content": [{"type": "reasoning_text", "text": "Look first."}],
-            "encrypted_content": None,
-        },
-        {"type": "function_call", "status": "completed", "id": "fc_1", **run},
-        {"type": "function_call_output", "id": "fco_1", "call_id": "call_1", "output": "a.txt"},
-    ]
-    response = await ask(
-        served,
-        items,
-        model="default",
-        stream=True,
-        store=False,
-        tool_choice="auto",
-        parallel_tool_calls=True,
-        reasoning={"effort": "low", "summary": "auto"},
-        text={"verbosity": "low"},
-        include=["reasoning.encrypted_content"],
-        prompt_cache_key="session",
-        client_metadata={"session": "1"},
-        tools=[
-            {**TOOL, "name": "exec_command", "strict": False},
-            SPACE,
-            PATCH,
-            {
-                "type": "tool_search",
-                "execution": "client",
-                "description": "Find.",
-                "parameters": {},
-            },
-            {"type": "web_search", "external_web_access": False, "search_content_types": ["text"]},
-        ],
-    )
-    ignored = set(response.headers["x-ignored-fields"].split(", "))
-    assert {"tools[].tool_search", "tools[].web_search"} <= ignored
-    assert not any("input" in name for name in ignored)
-    assert kinds(await events_of(response)) == ["created", "in_progress", *TEXT, "completed"]
-    messages, options = served.tokenizer.chats[-1]
-    assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool"]
-    assert messages[2]["reasoning_content"] == "Look first."
-    names = [tool["function"]["name"] for tool in options["tools"]]
-    assert names == ["exec_command", "agents__look_up", "apply_patch"]
-    assert len(served.runtime.responses) == 0
-
-
-async def test_an_image_that_a_tool_returned_does_not_end_the_chat(served: Served) -> None:
-    """The model is told of it, the client by the header; it is not kept."""
-    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
-    output = [{"type": "input_text", "text": "Here: "}, image]
-    items = [
-        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c", "output": output},
-    ]
-    response = await ask(served, items)
-    assert response.headers["x-ignored-fields"] == "input[].output[].input_image"
-    messages, _ = served.tokenizer.chats[-1]
-    assert messages[1]["content"] == "Here: \n[an image, which cannot be shown here]"
-    stored = await served.client.get(
-        f"/v1/responses/{(await response.get_json())['id']}/input_items"
-    )
-    assert "AAAA" not in json.dumps(await stored.get_json())
 
 
 async def test_waiting_clients_are_told_by_events(make_server: ServerFactory) -> None:
