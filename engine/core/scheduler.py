@@ -204,14 +204,15 @@ class Scheduler:
             places[sequence.request.client] += 1
 
     def _start(self, sequence: Sequence, num_tokens: int) -> None:
-        self._waiting.remove(sequence)
+        # In one of the queues at every moment: whatever raises here must find it to end it.
         self._kv.start(sequence.id, num_tokens)
+        self._waiting.remove(sequence)
         sequence.status = SequenceStatus.PREFILLING
+        insort(self._prefilling, sequence, key=_order)
         if not sequence.wants_prompt_logprobs:
             sequence.num_computed = self._prefixes.restore(sequence)
         if sequence.num_preemptions == 0:
             sequence.num_cached = sequence.num_computed
-        insort(self._prefilling, sequence, key=_order)
 
     def _share_prefill(self) -> tuple[PrefillChunk, ...]:
         """Divide the step's prefill budget: equal shares, and what short prompts leave goes on."""

@@ -342,3 +342,29 @@ def test_deltas_are_gathered_by_the_stream_interval() -> None:
     while driver.engine.has_work:
         sizes += [len(row.token_ids) // 4 for row in driver.step()]
     assert sizes == [4, 4, 2]
+
+
+@pytest.mark.parametrize("where", ["start", "restore"])
+def test_a_row_that_cannot_be_started_ends_all_the_same(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault between two queues loses no request, and the engine goes on."""
+    engine = make_engine()
+    owner: object = engine._layout if where == "start" else engine._prefixes
+    sound = getattr(owner, where)
+    faults = iter([MemoryError("no room on the device")])
+
+    def fail_once(*arguments: object) -> object:
+        for fault in faults:
+            raise fault
+        return sound(*arguments)
+
+    monkeypatch.setattr(owner, where, fail_once)
+    driver = Driver(engine)
+    driver.add("first", random_prompt(5, 1), max_tokens=3)
+    results = driver.run()
+    assert results["first"].final is not None
+    assert results["first"].final.finish_reason == "error"
+    driver.add("second", random_prompt(5, 1), max_tokens=3)
+    assert len(driver.run()["second"].tokens) == 3
+    assert engine.stats().kv_bytes == 0
