@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ import msgspec
 from vllm_mlx.engine.core.logprobs import Logprobs
 from vllm_mlx.engine.core.outputs import TOKEN_BYTES, RowOutput
 from vllm_mlx.engine.core.request import GenerationRequest
-from vllm_mlx.engine.core.stats import RequestStats
+from vllm_mlx.engine.core.stats import EngineStats, Phase, RequestStats
 from vllm_mlx.engine.errors import (
     EngineUnavailableError,
     RequestAbortedError,
@@ -267,17 +267,36 @@ class GenerationRegistry:
             self._accepted[request.request_id] = _accepted(request)
         return generation
 
-    def unseen(self, seen: Collection[str]) -> list[RequestStats]:
-        """Describe the open rows that are not among `seen`, those that the engine has told of.
+    def up_to_date(self, stats: EngineStats) -> EngineStats:
+        """Return what the engine told, with the requests that came and went since.
 
-        It tells between two steps, and has heard of none that came since.
+        It tells between two steps, and has not heard of those that came during one. Of older
+        figures, those of requests that have been read to their end are left out as well.
         """
-        found = []
+        is_old = stats.age_s > 0
+        seen = {row.request_id for row in stats.requests}
+        requests = [r for r in stats.requests if not is_old or r.request_id in self._by_row]
+        num_running, num_waiting = stats.num_running, stats.num_waiting
+        if is_old:
+            num_running = sum(row.phase == "generation" for row in requests)
+            num_waiting = len(requests) - num_running
         for row_id, request_id in self._by_row.items():
-            if row_id not in seen and not self._admission.has_answered(row_id):
-                age_s = self.clock() - self._open[request_id][1]
-                found.append(msgspec.structs.replace(self._accepted[row_id], age_s=age_s))
-        return found
+            has_answered = self._admission.has_answered(row_id)
+            # One that has answered, and is unknown to an engine that tells of now, has ended there.
+            if row_id in seen or (has_answered and not is_old):
+                continue
+            row = self._accepted[row_id]
+            age_s = self.clock() - self._open[request_id][1]
+            phase: Phase = "generation" if has_answered else row.phase
+            requests.append(msgspec.structs.replace(row, age_s=age_s, phase=phase))
+            num_running += has_answered
+            num_waiting += not has_answered
+        return msgspec.structs.replace(
+            stats,
+            requests=tuple(requests),
+            num_running=num_running,
+            num_waiting=num_waiting,
+        )
 
     def progressed(self, generation: Generation, row: int, output: RowOutput) -> None:
         """Note that an output of a row is here, so that it waits no longer."""

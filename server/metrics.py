@@ -131,24 +131,23 @@ class ServerMetrics:
     def describe_engine(
         self,
         stats: EngineStats | None,
+        known: EngineStats,
         *,
-        num_unseen: int,
         num_restarts: int,
         is_up: bool,
         info: ModelInfo | None,
     ) -> None:
         """Set what holds now; None for `stats` means that there is no engine that has told.
 
-        `num_unseen` rows wait that the engine has not told of yet.
+        `known` is the same with what came and went since.
         """
         self._set("engine_up", int(is_up))
         self._set("engine_stats_age_seconds", math.nan if stats is None else stats.age_s)
         self._count("engine_restarts_total", max(0, num_restarts - self._num_restarts))
         self._num_restarts = num_restarts
-        known = stats or EngineStats()
         for name, read in ENGINE_GAUGES.items():
             self._set(name, read(known))
-        self._set("num_requests_waiting", known.num_waiting + num_unseen)
+        self._set("num_requests_waiting", known.num_waiting)
         if known.memory is not None:
             self._set("device_memory_bytes", known.memory.active_bytes, "active")
             self._set("device_memory_bytes", known.memory.peak_bytes, "peak")

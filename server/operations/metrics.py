@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quart import Response, request
 
+from vllm_mlx.engine.core.stats import EngineStats
 from vllm_mlx.server.errors import reply_to_http_fault
 from vllm_mlx.server.replies import error_response
 from vllm_mlx.server.request_context import current_context
@@ -24,10 +25,9 @@ class MetricsRoute:
             current_context().error_code = reply.code
             return error_response(reply)
         stats = await runtime.generations.progress.glance()
-        seen = {row.request_id for row in stats.requests} if stats is not None else set()
         runtime.metrics.describe_engine(
             stats,
-            num_unseen=len(runtime.generations.unseen(seen)),
+            runtime.generations.up_to_date(stats or EngineStats()),
             num_restarts=runtime.engine.state.num_restarts,
             is_up=runtime.is_ready,
             info=runtime.served.info if runtime.served is not None else None,

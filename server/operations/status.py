@@ -35,8 +35,7 @@ class StatusRoute:
         if runtime.is_ready:
             stats = await runtime.generations.progress.glance()
         totals = runtime.generations.totals
-        known = stats or EngineStats()
-        unseen = runtime.generations.unseen({request.request_id for request in known.requests})
+        known = runtime.generations.up_to_date(stats or EngineStats())
         memory = _memory_fields(known.memory)
         device = runtime.served.info.device if runtime.served is not None else None
         return json_response(
@@ -46,7 +45,7 @@ class StatusRoute:
                 "uptime_s": round(time.monotonic() - runtime.started, 3),
                 "steps_executed": known.steps_executed,
                 "num_running": known.num_running,
-                "num_waiting": known.num_waiting + len(unseen),
+                "num_waiting": known.num_waiting,
                 "total_requests_processed": totals.requests,
                 "total_prompt_tokens": totals.prompt_tokens,
                 "total_cached_tokens": totals.cached_tokens,
@@ -55,7 +54,7 @@ class StatusRoute:
                 "device": {"name": device, **(memory or {})},
                 "memory": _pressure_fields(known.memory_pressure),
                 "cache": cache_fields(known.prefixes),
-                "requests": [_request_fields(request) for request in (*known.requests, *unseen)],
+                "requests": [_request_fields(request) for request in known.requests],
                 "engine": self._engine_fields(known, has_answered=stats is not None),
                 "parsers": self._parser_fields(),
                 "unknown_fields": dict(runtime.unknown_fields.counts),

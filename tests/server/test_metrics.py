@@ -257,6 +257,10 @@ async def test_what_holds_now_is_shown_with_its_age(make_server: ServerFactory) 
     server.engine.engine_stats = msgspec.structs.replace(working(1, ()), age_s=2.5)
     page = await scrape(server)
     assert page.value("engine_stats_age_seconds") == 2.5
+    # The rows that it told of are nobody's any more.
+    assert (page.value("num_requests_running"), page.value("num_requests_waiting")) == (0, 0)
+    server.engine.engine_stats = working(1, ())
+    page = await scrape(server)
     assert (page.value("num_requests_running"), page.value("num_requests_waiting")) == (2, 1)
     assert (page.value("kv_cache_usage_perc"), page.value("engine_up")) == (0.25, 1)
     server.engine.set(phase="restarting")

@@ -168,6 +168,32 @@ async def test_a_request_is_shown_from_the_moment_it_is_accepted(
     assert status["requests"] == []
 
 
+async def test_old_figures_are_told_with_what_came_and_went_since(
+    make_server: ServerFactory,
+) -> None:
+    """A step that takes long hides neither a row that answers nor that another has ended."""
+    server = await make_server()
+    server.engine.is_held = True
+    answering = asyncio.create_task(server.chat("abc", max_tokens=7))
+    while not server.engine.requests:
+        await server.engine.sleep()
+    request_id = server.engine.requests[0].request_id
+    # The engine told of another row, which has been read to its end since.
+    server.engine.engine_stats = msgspec.structs.replace(BUSY, num_waiting=0, age_s=0.5)
+    status = await (await server.client.get("/v1/status")).get_json()
+    shown = [(row["request_id"], row["phase"]) for row in status["requests"]]
+    assert shown == [(request_id, "queued")]
+    assert (status["num_running"], status["num_waiting"]) == (0, 1)
+    server.runtime.generations._admission.answered(request_id)
+    status = await (await server.client.get("/v1/status")).get_json()
+    assert [row["phase"] for row in status["requests"]] == ["generation"]
+    assert (status["num_running"], status["num_waiting"]) == (1, 0)
+    await server.client.delete(f"/v1/requests/{request_id}")
+    await answering
+    status = await (await server.client.get("/v1/status")).get_json()
+    assert (status["num_running"], status["requests"]) == (0, [])
+
+
 async def test_status_answers_before_the_model_does(make_server: ServerFactory) -> None:
     """While loading it says so, with the engine's process."""
     server = await make_server(load=False)
