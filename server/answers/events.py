@@ -7,6 +7,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import filterfalse
 
+import msgspec
+
 from vllm_mlx.engine.core.logprobs import Logprobs
 from vllm_mlx.engine.core.outputs import RowOutput
 from vllm_mlx.engine.parsing import (
@@ -120,6 +122,25 @@ async def answer_parts(
             else:
                 row, output = news
                 yield readers[row].read(row, output)
+
+
+async def prompt_only(
+    parts: AsyncGenerator[AnswerPart | None], finish_reason: str
+) -> AsyncGenerator[AnswerPart | None]:
+    """Yield an answer's end alone, as if nothing had been generated; None as `parts` does.
+
+    An answer that was aborted says so, whatever `finish_reason` is.
+    """
+    async with aclosing(parts):
+        async for part in parts:
+            if part is None:
+                yield None
+            elif part.finish_reason is not None:
+                output = msgspec.structs.replace(
+                    part.output, num_completion_tokens=0, num_reasoning_tokens=0
+                )
+                reason = "abort" if part.finish_reason == "abort" else finish_reason
+                yield AnswerPart(part.row, (), output, reason)
 
 
 @dataclass

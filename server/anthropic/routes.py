@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 from quart import Response
 
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.errors import ContextLengthExceededError
 from vllm_mlx.server import sse
-from vllm_mlx.server.answers.events import answer_parts
+from vllm_mlx.server.answers.events import answer_parts, prompt_only
 from vllm_mlx.server.answers.plan import AnswerPlan, plan_answer
 from vllm_mlx.server.anthropic.blocks import BlockWriter
 from vllm_mlx.server.anthropic.chat_input import chat_input
@@ -17,9 +19,8 @@ from vllm_mlx.server.anthropic.responses import MessageHead
 from vllm_mlx.server.anthropic.schemas import CountTokensBody, MessagesBody
 from vllm_mlx.server.anthropic.streams import (
     collect_message,
-    ended_properly,
+    error_event,
     message_events,
-    prompt_only,
 )
 from vllm_mlx.server.departures import explain_departure
 from vllm_mlx.server.openai.intake import limits_of, read_body
@@ -28,6 +29,7 @@ from vllm_mlx.server.openai.translate import Limits, generation_request
 from vllm_mlx.server.replies import json_response
 from vllm_mlx.server.request_context import current_context
 from vllm_mlx.server.runtime import ServerRuntime
+from vllm_mlx.server.stream_end import ended_properly
 
 
 class MessageRoutes:
@@ -56,14 +58,15 @@ class MessageRoutes:
         )
         parts = answer_parts(generation, plan)
         if body.max_tokens == 0:
-            parts = prompt_only(parts)
+            parts = prompt_only(parts, "length")
         head = MessageHead(context.id, model)
         writer = BlockWriter(shows_thinking=_shows_thinking(body))
         if not body.stream:
             return json_response(await collect_message(parts, writer, head))
         await generation.peek()
         events = message_events(parts, writer, head)
-        return sse.event_stream(ended_properly(events, context))
+        write_error = functools.partial(error_event, request_id=context.id)
+        return sse.event_stream(ended_properly(events, context, write_error))
 
     async def count_tokens(self) -> Response:
         """Count the tokens of a chat's prompt: messages, system prompt and tools."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
-
-from vllm_mlx.engine.errors import VllmMlxError
 from vllm_mlx.server import sse
 from vllm_mlx.server.answers.events import AnswerPart
 from vllm_mlx.server.anthropic.blocks import BlockWriter, Payload
@@ -19,10 +15,7 @@ from vllm_mlx.server.anthropic.responses import (
     message_start,
     whole_message,
 )
-from vllm_mlx.server.errors import ErrorReply, internal_reply, reply_to
-from vllm_mlx.server.request_context import RequestContext
-
-logger = logging.getLogger(__name__)
+from vllm_mlx.server.errors import ErrorReply
 
 #: Sent once at the beginning, and whenever nothing else was for a while; clients skip it.
 _PING = sse.named_event("ping", {"type": "ping"})
@@ -53,22 +46,6 @@ async def message_events(
                 yield _framed(payloads)
 
 
-async def prompt_only(
-    parts: AsyncGenerator[AnswerPart | None],
-) -> AsyncGenerator[AnswerPart | None]:
-    """Yield an answer's end alone, as if nothing had been generated; None as `parts` does."""
-    async with aclosing(parts):
-        async for part in parts:
-            if part is None:
-                yield None
-            elif part.finish_reason is not None:
-                output = msgspec.structs.replace(
-                    part.output, num_completion_tokens=0, num_reasoning_tokens=0
-                )
-                reason = "abort" if part.finish_reason == "abort" else "length"
-                yield AnswerPart(part.row, (), output, reason)
-
-
 async def collect_message(
     parts: AsyncGenerator[AnswerPart | None], writer: BlockWriter, head: MessageHead
 ) -> dict[str, Any]:
@@ -82,28 +59,9 @@ async def collect_message(
     return whole_message(head, payloads + writer.finish(), last)
 
 
-async def ended_properly(
-    events: AsyncGenerator[bytes], context: RequestContext
-) -> AsyncGenerator[bytes]:
-    """Yield `events`; a failure becomes one error event, which ends the stream.
-
-    The status has been sent by then, so the event is all that can tell the client.
-    """
-    async with aclosing(events):
-        try:
-            async for event in events:
-                yield event
-        except VllmMlxError as error:
-            yield _error_event(reply_to(error), context)
-        except Exception:
-            # A defect of ours must not leave the client with a stream that breaks off.
-            logger.exception("stream %s failed", context.id)
-            yield _error_event(internal_reply(context.id), context)
-
-
-def _error_event(reply: ErrorReply, context: RequestContext) -> bytes:
-    context.error_code = reply.code
-    return sse.named_event("error", reply.anthropic_body(context.id))
+def error_event(reply: ErrorReply, request_id: str) -> bytes:
+    """Write the event that ends a stream which fails."""
+    return sse.named_event("error", reply.anthropic_body(request_id))
 
 
 def _framed(payloads: Iterable[Payload]) -> bytes:

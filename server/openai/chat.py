@@ -15,11 +15,12 @@ from vllm_mlx.server.openai.chat_input import chat_input, is_legacy
 from vllm_mlx.server.openai.intake import check_streaming, limits_of, read_body, row_ids
 from vllm_mlx.server.openai.responses import AnswerHead, chat_completion
 from vllm_mlx.server.openai.schemas import ChatCompletionBody
-from vllm_mlx.server.openai.streams import chat_events, ended_properly
+from vllm_mlx.server.openai.streams import chat_events, error_event
 from vllm_mlx.server.openai.translate import generation_request
 from vllm_mlx.server.replies import json_response
 from vllm_mlx.server.request_context import current_context
 from vllm_mlx.server.runtime import ServerRuntime
+from vllm_mlx.server.stream_end import ended_properly
 
 
 class ChatRoute:
@@ -74,4 +75,4 @@ class ChatRoute:
             spell=spell,
             is_legacy=is_legacy(body),
         )
-        return sse.event_stream(ended_properly(events, context))
+        return sse.event_stream(ended_properly(events, context, error_event, last=sse.DONE))

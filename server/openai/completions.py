@@ -17,12 +17,13 @@ from vllm_mlx.server.openai.logprobs import CompletionPieces, Echo
 from vllm_mlx.server.openai.prompts import Prompt, num_prompts, split_prompt
 from vllm_mlx.server.openai.responses import AnswerHead, text_completion
 from vllm_mlx.server.openai.schemas import CompletionBody
-from vllm_mlx.server.openai.streams import completion_events, ended_properly
+from vllm_mlx.server.openai.streams import completion_events, error_event
 from vllm_mlx.server.openai.translate import Limits, generation_request
 from vllm_mlx.server.replies import json_response
 from vllm_mlx.server.request_context import RequestContext, current_context
 from vllm_mlx.server.runtime import ServerRuntime
 from vllm_mlx.server.served_model import ServedModel
+from vllm_mlx.server.stream_end import ended_properly
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class CompletionRoute:
         events = completion_events(
             generation, head, pieces, include_usage=include_usage, num_choices=num_choices
         )
-        return sse.event_stream(ended_properly(events, context))
+        return sse.event_stream(ended_properly(events, context, error_event, last=sse.DONE))
 
     async def _grammar(self, body: CompletionBody, served: ServedModel) -> str | None:
         form = await form_of(self._runtime, body)

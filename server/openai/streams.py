@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 from vllm_mlx.engine.core.logprobs import Logprobs
 from vllm_mlx.engine.core.outputs import RowOutput
-from vllm_mlx.engine.errors import VllmMlxError
 from vllm_mlx.engine.parsing import (
     ContentDelta,
     Event,
@@ -19,7 +17,7 @@ from vllm_mlx.engine.parsing import (
 )
 from vllm_mlx.server import sse
 from vllm_mlx.server.answers.events import AnswerPart
-from vllm_mlx.server.errors import ErrorReply, internal_reply, reply_to
+from vllm_mlx.server.errors import ErrorReply
 from vllm_mlx.server.generation import Generation
 from vllm_mlx.server.openai.logprobs import CompletionPieces, Spell, chat_logprobs
 from vllm_mlx.server.openai.responses import (
@@ -30,9 +28,6 @@ from vllm_mlx.server.openai.responses import (
     text_chunk,
     usage_chunk,
 )
-from vllm_mlx.server.request_context import RequestContext
-
-logger = logging.getLogger(__name__)
 
 
 async def chat_events(
@@ -130,28 +125,8 @@ def _parts(output: RowOutput) -> list[Logprobs]:
     return [output.logprobs] if output.logprobs is not None else []
 
 
-async def ended_properly(
-    events: AsyncGenerator[bytes], context: RequestContext
-) -> AsyncGenerator[bytes]:
-    """Yield `events` and the end mark; a failure becomes one error event before it.
-
-    The status has been sent by then, so the event is all that can tell the client.
-    """
-    async with aclosing(events):
-        try:
-            async for event in events:
-                yield event
-        except VllmMlxError as error:
-            yield _error_event(reply_to(error), context)
-        except Exception:
-            # A defect of ours must not leave the client with a stream that breaks off.
-            logger.exception("stream %s failed", context.id)
-            yield _error_event(internal_reply(context.id), context)
-    yield sse.DONE
-
-
-def _error_event(reply: ErrorReply, context: RequestContext) -> bytes:
-    context.error_code = reply.code
+def error_event(reply: ErrorReply) -> bytes:
+    """Write the event of a stream that fails; the end mark follows."""
     return sse.event(reply.openai_body())
 
 

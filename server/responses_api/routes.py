@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from quart import Response, request
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.errors import InvalidRequestError
 from vllm_mlx.server import sse
-from vllm_mlx.server.answers.events import answer_parts
+from vllm_mlx.server.answers.events import answer_parts, prompt_only
 from vllm_mlx.server.answers.plan import AnswerPlan, ChatInput, plan_answer
 from vllm_mlx.server.departures import explain_departure
 from vllm_mlx.server.openai.intake import limits_of, read_body
@@ -36,12 +37,13 @@ from vllm_mlx.server.responses_api.store import History, StoredResponse
 from vllm_mlx.server.responses_api.streams import (
     ResponseRun,
     collect_response,
-    ended_properly,
-    prompt_only,
+    defect_events,
+    failure_events,
     response_events,
 )
 from vllm_mlx.server.responses_api.tools import OfferedTools, left_out, offered_tools
 from vllm_mlx.server.runtime import ServerRuntime
+from vllm_mlx.server.stream_end import ended_properly
 
 #: How long a cancelled response is waited for; its row ends within one step.
 _CANCEL_WAIT_S = 5.0
@@ -101,11 +103,17 @@ class ResponseRoutes:
         self._open(run, context)
         parts = answer_parts(generation, plan)
         if is_prompt_only(body):
-            parts = prompt_only(parts)
+            parts = prompt_only(parts, "stop")
         if not body.stream:
             return json_response(await collect_response(parts, run))
         await generation.peek()
-        return sse.event_stream(ended_properly(response_events(parts, run), run, context))
+        events = ended_properly(
+            response_events(parts, run),
+            context,
+            functools.partial(failure_events, run),
+            write_defect=functools.partial(defect_events, run),
+        )
+        return sse.event_stream(events)
 
     async def retrieve(self, response_id: str) -> Response:
         """Return a stored response, or one that is being answered as it is by now."""

@@ -8,13 +8,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
-
-from vllm_mlx.engine.errors import VllmMlxError
 from vllm_mlx.server import sse
 from vllm_mlx.server.answers.events import AnswerPart
-from vllm_mlx.server.errors import ErrorReply, internal_reply, reply_to
-from vllm_mlx.server.request_context import RequestContext
+from vllm_mlx.server.errors import ErrorReply
 from vllm_mlx.server.responses_api.output_items import ItemWriter, Payload
 from vllm_mlx.server.responses_api.responses import ResponseHead, error_of, status_of
 
@@ -135,43 +131,14 @@ async def collect_response(
     return run.response
 
 
-async def prompt_only(
-    parts: AsyncGenerator[AnswerPart | None],
-) -> AsyncGenerator[AnswerPart | None]:
-    """Yield an answer's end alone, as if nothing had been asked of the model; None as `parts`."""
-    async with aclosing(parts):
-        async for part in parts:
-            if part is None:
-                yield None
-            elif part.finish_reason is not None:
-                output = msgspec.structs.replace(
-                    part.output, num_completion_tokens=0, num_reasoning_tokens=0
-                )
-                reason = "abort" if part.finish_reason == "abort" else "stop"
-                yield AnswerPart(part.row, (), output, reason)
+def failure_events(run: ResponseRun, reply: ErrorReply) -> bytes:
+    """Write the events that say a response has failed."""
+    return _framed(run.fail(reply))
 
 
-async def ended_properly(
-    events: AsyncGenerator[bytes], run: ResponseRun, context: RequestContext
-) -> AsyncGenerator[bytes]:
-    """Yield `events`; after a failure the last one says that the response has failed.
-
-    The status has been sent by then, so the event is all that can tell the client.
-    """
-    async with aclosing(events):
-        try:
-            async for event in events:
-                yield event
-        except VllmMlxError as error:
-            reply = reply_to(error)
-            context.error_code = reply.code
-            yield _framed(run.fail(reply))
-        except Exception:
-            # A defect of ours must not leave the client with a stream that breaks off.
-            logger.exception("stream %s failed", context.id)
-            reply = internal_reply(context.id)
-            context.error_code = reply.code
-            yield _framed(run.defect(reply))
+def defect_events(run: ResponseRun, reply: ErrorReply) -> bytes:
+    """Write the events that say the server has a fault of its own."""
+    return _framed(run.defect(reply))
 
 
 def _framed(payloads: Iterable[Payload]) -> bytes:
