@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 #: Random ids from here on are ordinary tokens in every vocabulary that is measured.
 _TOKENS = range(1000, 30_000)
 _STORE_TIMEOUT_S = 300.0
+_WARM_UP_TOKENS = 256
 _GIB = 2**30
 
 
@@ -96,7 +97,7 @@ def measure_all(
     all_timings = [Timings(length) for length in lengths]
     engine = load_engine(model, config, ignore_progress)
     for _ in range(2):
-        time_to_first_token(engine, numbers.choices(_TOKENS, k=min(lengths)))
+        time_to_first_token(engine, numbers.choices(_TOKENS, k=_WARM_UP_TOKENS))
     for _ in range(num_repeats):
         for timings in all_timings:
             measure(engine, timings, numbers)

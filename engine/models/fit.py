@@ -50,7 +50,8 @@ def plan_kv_budget(
         limits,
         weights_bytes=weights,
         transient_bytes=transient,
-        useful_bytes=engine.max_num_seqs * row_bytes(summary, summary.context_length),
+        useful_bytes=engine.max_num_seqs * row_bytes(summary, summary.context_length)
+        + prefix_bytes(engine, limits),
     )
     if budget < row_bytes(summary, min(MIN_KV_TOKENS, summary.context_length)):
         raise InsufficientMemoryError(
@@ -58,6 +59,15 @@ def plan_kv_budget(
             f"{engine.prefill_tokens_per_step} tokens: free memory or choose a smaller model"
         )
     return budget
+
+
+def prefix_bytes(engine: EngineConfig, limits: MemoryLimits) -> int:
+    """Return the most bytes that prefixes may take, beside rows and within the same budget."""
+    if not engine.prefix_cache:
+        return 0
+    if engine.cache_memory_bytes is not None:
+        return engine.cache_memory_bytes
+    return int(limits.total_bytes * engine.cache_memory_fraction)
 
 
 def row_bytes(summary: CheckpointSummary, num_tokens: int) -> int:

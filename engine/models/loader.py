@@ -15,7 +15,7 @@ from vllm_mlx.engine.config import EngineConfig, ModelConfig, ModelInfo
 from vllm_mlx.engine.core.memory_guard import MemoryGuard
 from vllm_mlx.engine.kv.block_hash import Namespace
 from vllm_mlx.engine.models.fingerprint import kv_libraries, model_namespace
-from vllm_mlx.engine.models.fit import PLANNED_CONTEXT, plan_kv_budget
+from vllm_mlx.engine.models.fit import PLANNED_CONTEXT, plan_kv_budget, prefix_bytes
 from vllm_mlx.engine.models.progress import ProgressCallback
 from vllm_mlx.engine.models.resolve import resolve_model
 from vllm_mlx.engine.models.summary import CheckpointSummary, summarize_checkpoint
@@ -68,9 +68,7 @@ def load_engine(model: ModelConfig, engine: EngineConfig, on_progress: ProgressC
     if engine.ssd_cache_dir is not None:
         folder = Path(engine.ssd_cache_dir)
         spill = open_spill(namespace, folder, max_bytes=engine.ssd_cache_max_bytes)
-    if engine.cache_memory_bytes is None:
-        share = int(limits.total_bytes * engine.cache_memory_fraction)
-        engine = msgspec.structs.replace(engine, cache_memory_bytes=share)
+    engine = msgspec.structs.replace(engine, cache_memory_bytes=prefix_bytes(engine, limits))
     return assemble_engine(
         loaded,
         probe,

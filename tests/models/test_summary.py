@@ -183,8 +183,17 @@ def test_budget_before_and_after_loading() -> None:
     after = plan_kv_budget(SMALL, EngineConfig(max_num_seqs=64), machine(20), is_loaded=True)
     assert after - before == 2 * GIB
     assert 15 * GIB < before < 16 * GIB
-    few = plan_kv_budget(SMALL, EngineConfig(max_num_seqs=2), machine(20))
-    assert few == 2 * row_bytes(SMALL, 1000)
+
+
+def test_a_budget_is_no_larger_than_what_rows_and_prefixes_can_use() -> None:
+    """Few rows still have prefixes beside them: one row alone would push its own prefix out."""
+    rows = 2 * row_bytes(SMALL, 1000)
+    few = EngineConfig(max_num_seqs=2)
+    assert plan_kv_budget(SMALL, few, machine(20)) == rows + int(machine(20).total_bytes * 0.2)
+    without = msgspec.structs.replace(few, prefix_cache=False)
+    assert plan_kv_budget(SMALL, without, machine(20)) == rows
+    little = msgspec.structs.replace(few, cache_memory_bytes=100)
+    assert plan_kv_budget(SMALL, little, machine(20)) == rows + 100
 
 
 def test_a_budget_of_the_users_own_is_kept_or_refused() -> None:
