@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections import Counter
@@ -29,7 +30,7 @@ MAX_OPEN = 12
 #: How requests may end here; all of it is to happen.
 ENDS = ("length", "abort", "error")
 #: Growth of a process's memory that may be fragmentation.
-MAX_GROWTH = 1.05
+MAX_GROWTH = 1.10
 
 
 class FailsAtTimes:
@@ -122,6 +123,13 @@ class Soak:
             assert differences(self.kind, prompt, result.tokens)[0] == []
 
 
+def held_bytes() -> tuple[int, int]:
+    """Return what MLX's arrays hold, and the whole process without what MLX keeps for reuse."""
+    gc.collect()
+    mx.clear_cache()
+    return mx.get_active_memory(), psutil.Process().memory_info().rss
+
+
 @pytest.mark.parametrize(
     ("kind", "seconds"),
     [
@@ -134,7 +142,6 @@ class Soak:
 def test_a_busy_engine_gives_everything_back(kind: str, seconds: float, tmp_path: Path) -> None:
     """Aborts, failing rows, preemption, eviction and SSD together leave no byte and no request."""
     soak = Soak(kind, tmp_path, seed=5)
-    process = psutil.Process()
     began = time.monotonic()
     warm_active = warm_rss = None
     while time.monotonic() < began + seconds or min(soak.ends[end] for end in ENDS) < 3:
@@ -144,7 +151,7 @@ def test_a_busy_engine_gives_everything_back(kind: str, seconds: float, tmp_path
         if warm_rss is None and time.monotonic() > began + seconds / 2:
             soak.drain()
             soak.driver.engine.clear_prefixes()
-            warm_active, warm_rss = mx.get_active_memory(), process.memory_info().rss
+            warm_active, warm_rss = held_bytes()
     soak.drain()
     soak.check()
     engine = soak.driver.engine
@@ -160,6 +167,7 @@ def test_a_busy_engine_gives_everything_back(kind: str, seconds: float, tmp_path
     assert stats.prefixes.num_evicted > 0
     assert warm_active is not None
     assert warm_rss is not None
-    assert mx.get_active_memory() <= warm_active + 100_000
-    assert process.memory_info().rss <= MAX_GROWTH * warm_rss
+    active, rss = held_bytes()
+    assert active <= warm_active + 100_000
+    assert rss <= MAX_GROWTH * warm_rss
     engine.close()

@@ -26,7 +26,7 @@ SECONDS = 120
 WARM_UP_S = 30
 NUM_CLIENTS = 24
 #: Growth of a process's memory that may be fragmentation.
-MAX_GROWTH = 1.05
+MAX_GROWTH = 1.10
 
 #: Refusals that are as good an end as an answer.
 REFUSED = {429: "queue_full", 503: "engine_unavailable"}
