@@ -330,10 +330,10 @@ class PrefixStore:
         assert row.restore is not None
         run = row.restore.next_run()
         if run is not None:
-            parent = run.parent
+            # Blocks that were not wanted are not among those that came.
+            parents = dict(zip(run.hashes, (run.parent, *run.hashes), strict=False))
             for block_hash, block in self._spill.load(run):
-                self._put(row, block_hash, parent, block)
-                parent = block_hash
+                self._put(row, block_hash, parents[block_hash], block)
             row.restored_bytes += run.num_bytes
         if row.restore.is_done:
             self._spill.restored(row.restored_bytes, self._clock() - row.restore_began_s)

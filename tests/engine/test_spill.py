@@ -19,6 +19,7 @@ from support.tiny_models import KINDS
 
 from vllm_mlx.engine.kv.block_codec import Block
 from vllm_mlx.engine.kv.block_transfer import from_run, to_run
+from vllm_mlx.engine.kv.store import PrefixStore
 
 ALL_KINDS = sorted(KINDS)
 BLOCK = 64
@@ -127,6 +128,22 @@ def test_a_block_evicted_from_ram_is_found_on_ssd(servers: Restarts) -> None:
     assert driver.engine.store_prefixes(60)
     assert ask(driver, "again", prompt) == 320
     assert differences("full", prompt, driver.results["again"].tokens)[0] == []
+
+
+def test_blocks_that_come_back_continue_those_that_stayed(servers: Restarts) -> None:
+    """Of a run whose first block is still in RAM only the rest is read, and stands behind it."""
+    driver = servers.start()
+    prompt = random_prompt(330, 4)
+    for name in ("cold", "hot"):
+        ask(driver, name, prompt)
+    assert driver.engine.store_prefixes(60)
+    store = driver.engine._prefixes
+    assert isinstance(store, PrefixStore)
+    store.evict_to(store.num_bytes * 2 // 5)
+    assert 0 < len(store.tree) < 5
+    assert ask(driver, "again", prompt) == 320
+    assert sorted(node.depth for node in store.tree) == [1, 2, 3, 4, 5]
+    store.tree.check_integrity()
 
 
 def test_another_model_never_finds_an_entry(servers: Restarts) -> None:
