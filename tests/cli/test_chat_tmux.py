@@ -133,7 +133,8 @@ def test_ctrl_c(terminal: Terminal, server: ScriptedServer) -> None:
     terminal.keys("never sent", "C-c")
     terminal.wait_for("Ctrl-C again, or Ctrl-D, leaves.")
     terminal.keys("And?", "Enter")
-    terminal.wait_for("Back.")
+    # Before the prompt is there again, Ctrl-C would still stop the answer.
+    terminal.wait_until(lambda screen: "Back." in screen and screen.endswith("\n>"))
     assert [message["role"] for message in server.requests[-1]["messages"]] == [
         "user",
         "assistant",
