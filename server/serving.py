@@ -96,6 +96,10 @@ def run_server(
             ready_file.remove()
 
 
+#: Held by who imports the tokenizer's libraries.
+_importing = threading.Lock()
+
+
 class Serving:
     """Own one server's life from its start to its end; event loop only."""
 
@@ -274,7 +278,9 @@ def _hypercorn_config(listener: int, server: ServerConfig) -> Config:
 
 
 def _load_tokenizer(chat: ChatConfig, folder: Path, trust_remote_code: bool) -> Tokenizer:
-    return load_tokenizer(folder, trust_remote_code=trust_remote_code, chat=chat)
+    # Two threads that import transformers at once: one can find it without what it asks for.
+    with _importing:
+        return load_tokenizer(folder, trust_remote_code=trust_remote_code, chat=chat)
 
 
 def _import_tokenizers_early() -> None:
@@ -285,7 +291,7 @@ def _import_tokenizers_early() -> None:
 
     def import_them() -> None:
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-        with contextlib.suppress(ImportError):
+        with _importing, contextlib.suppress(ImportError):
             from transformers import AutoTokenizer  # noqa: F401
 
     threading.Thread(target=import_them, name="import-transformers", daemon=True).start()
