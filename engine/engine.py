@@ -230,6 +230,8 @@ class Engine:
         try:
             return self._runner.prefill_together(group)
         except Exception:
+            # The rows are as they were: their own caches change only once all has succeeded. Each
+            # is then computed by itself, so that the one at fault fails alone.
             logger.warning("prefilling %d prompts together failed", len(group), exc_info=True)
             return False
 

@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 from vllm_mlx.engine.config import EngineConfig, ModelConfig
 from vllm_mlx.engine.errors import RequestError, VllmMlxError
@@ -20,6 +17,7 @@ from vllm_mlx.server.app import create_app
 from vllm_mlx.server.auth import PUBLIC_PATHS
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.errors import HTTP_FAULTS, RULES
+from vllm_mlx.server.generated_page import write_or_check
 from vllm_mlx.server.openai import field_effects as openai_effects
 from vllm_mlx.server.openai.fields import FieldPolicy, FieldUse
 from vllm_mlx.server.openai.schemas import Body, GenerationBody
@@ -170,20 +168,5 @@ def _meaning(error: type[VllmMlxError]) -> str:
     return (error.__doc__ or "").strip().partition("\n")[0]
 
 
-def main() -> NoReturn:
-    """Write docs/http-api.md, or exit 1 if it differs from the code."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--write", action="store_true")
-    action.add_argument("--check", action="store_true")
-    expected = page()
-    if parser.parse_args().write:
-        PAGE.write_text(expected, encoding="utf-8")
-    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != expected:
-        command = "python -m vllm_mlx.server.http_api_page --write"
-        sys.exit(f"{PAGE} is out of date: {command}")
-    sys.exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(PAGE, page(), "vllm_mlx.server.http_api_page")

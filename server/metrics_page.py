@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
+from vllm_mlx.server.generated_page import write_or_check
 from vllm_mlx.server.metrics_catalog import CATALOG, PREFIX, Metric
 
 PAGE = Path("docs/metrics.md")
@@ -88,19 +86,5 @@ def _row(metric: Metric) -> str:
     )
 
 
-def main() -> NoReturn:
-    """Write docs/metrics.md, or exit 1 if it differs from the code."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--write", action="store_true")
-    action.add_argument("--check", action="store_true")
-    expected = page()
-    if parser.parse_args().write:
-        PAGE.write_text(expected, encoding="utf-8")
-    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != expected:
-        sys.exit(f"{PAGE} is out of date: python -m vllm_mlx.server.metrics_page --write")
-    sys.exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(PAGE, page(), "vllm_mlx.server.metrics_page")

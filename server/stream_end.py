@@ -37,7 +37,8 @@ async def ended_properly(
         except VllmMlxError as error:
             reply = reply_to(error)
         except Exception:
-            # A defect of ours must not leave the client with a stream that breaks off.
+            # The last place where anything can be told: whatever the defect is, it is logged, and
+            # the client gets an event instead of a stream that breaks off.
             logger.exception("stream %s failed", context.id)
             reply, write = internal_reply(context.id), write_defect or write_error
     if reply is not None:

@@ -104,6 +104,7 @@ def row_request(
             "stream": body.stream,
         }
     )
-    row = generation_request(asked, request_id, plan.prompt, "messages", limits, client=client)
-    sampling = plan.sampling(row.sampling)
-    return msgspec.structs.replace(row, sampling=sampling, is_warm=body.max_tokens == 0)
+    row = generation_request(
+        asked, request_id, plan.prompt, "messages", limits, client=client, plan=plan
+    )
+    return msgspec.structs.replace(row, is_warm=body.max_tokens == 0)

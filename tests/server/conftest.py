@@ -255,6 +255,15 @@ class Served:
         messages = [{"role": "user", "content": content}]
         return await self.post("/v1/chat/completions", **{"messages": messages, **fields})
 
+    async def die_after(self, text: str, error: ErrorInfo) -> None:
+        """Play an engine that dies of `error` when the first row has said `text`."""
+        while not self.engine.requests:
+            await self.engine.sleep()
+        request_id = self.engine.requests[0].request_id
+        self.engine.put(request_id, text)
+        await self.engine.sleep()
+        self.engine.finish(request_id, "error", error)
+
     @asynccontextmanager
     async def driven_by(self, driver: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         """Run `driver`, which plays the engine, beside what is inside."""

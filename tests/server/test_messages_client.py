@@ -205,14 +205,6 @@ async def test_an_error_event_is_raised_in_the_middle_of_a_stream(
     """After the text that came before it."""
     served.engine.is_held = True
 
-    async def die() -> None:
-        while not served.engine.requests:
-            await served.engine.sleep()
-        request_id = served.engine.requests[0].request_id
-        served.engine.put(request_id, "Hel")
-        await served.engine.sleep()
-        served.engine.finish(request_id, "error", ErrorInfo.of(EngineDiedError("it died")))
-
     texts: list[str] = []
 
     async def note(stream: AsyncIterator[str]) -> None:
@@ -223,7 +215,7 @@ async def test_an_error_event_is_raised_in_the_middle_of_a_stream(
         async with client.messages.stream(model="default", max_tokens=9, messages=HELLO) as stream:
             await note(stream.text_stream)
 
-    async with served.driven_by(die()):
+    async with served.driven_by(served.die_after("Hel", ErrorInfo.of(EngineDiedError("it died")))):
         with pytest.raises(anthropic.APIStatusError, match="it died"):
             await read()
     assert texts == ["Hel"]

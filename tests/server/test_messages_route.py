@@ -343,15 +343,7 @@ async def test_an_error_after_the_stream_began_is_its_last_event(served: Served)
     served.engine.error = ErrorInfo.of(EngineDiedError("the engine died"))
     served.engine.is_held = True
 
-    async def die() -> None:
-        while not served.engine.requests:
-            await served.engine.sleep()
-        request_id = served.engine.requests[0].request_id
-        served.engine.put(request_id, "Hel")
-        await served.engine.sleep()
-        served.engine.finish(request_id, "error", served.engine.error)
-
-    async with served.driven_by(die()):
+    async with served.driven_by(served.die_after("Hel", served.engine.error)):
         events = await events_of(await ask(served, stream=True))
     assert [name for name, _ in events[-2:]] == ["content_block_delta", "error"]
     assert events[-1][1]["error"] == {"type": "overloaded_error", "message": "the engine died"}

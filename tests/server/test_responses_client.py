@@ -189,15 +189,7 @@ async def test_a_failure_in_a_stream_is_told(client: openai.AsyncOpenAI, served:
     """As an event with the response that failed, after the text that came before it."""
     served.engine.is_held = True
 
-    async def die() -> None:
-        while not served.engine.requests:
-            await served.engine.sleep()
-        request_id = served.engine.requests[0].request_id
-        served.engine.put(request_id, "Hel")
-        await served.engine.sleep()
-        served.engine.finish(request_id, "error", ErrorInfo.of(EngineDiedError("it died")))
-
-    async with served.driven_by(die()):
+    async with served.driven_by(served.die_after("Hel", ErrorInfo.of(EngineDiedError("it died")))):
         stream = await client.responses.create(model="default", input="Hello!", stream=True)
         last = [event async for event in stream][-1]
     assert last.type == "response.failed"
