@@ -24,6 +24,7 @@ from vllm_mlx.engine.host.supervisor import EngineSupervisor
 from vllm_mlx.engine.logs import level_name
 from vllm_mlx.engine.text.chat_template_file import read_chat_template
 from vllm_mlx.engine.text.tokenizer import Tokenizer, load_tokenizer
+from vllm_mlx.server import connections
 from vllm_mlx.server.admission import describe_progress
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
@@ -143,6 +144,7 @@ class Serving:
         return next(iter(done)).result() or 0
 
     async def _serve_http(self) -> None:
+        connections.install()
         await serve(
             create_app(self._runtime),
             _hypercorn_config(self._listener.detach(), self._runtime.config),

@@ -176,13 +176,23 @@ async def settled(client: httpx.AsyncClient) -> dict[str, Any]:
             await asyncio.sleep(0.1)
 
 
+async def closed(process: psutil.Process, idle_fds: int) -> None:
+    """Wait until the process has no more descriptors than before its first client."""
+    async with asyncio.timeout(10):
+        while process.num_fds() > idle_fds:
+            await asyncio.sleep(0.1)
+
+
 @pytest.mark.timeout(SECONDS + 300)
 async def test_whatever_happens_each_request_ends_once_and_nothing_is_left(
     server: ServerProcess,
 ) -> None:
     """Every end is one of those known, the gauges return to 0, and memory does not grow."""
     process = psutil.Process(server.pid)
-    limits = httpx.Limits(max_connections=NUM_CLIENTS + 4)
+    idle_fds = process.num_fds()
+    # A request that is cancelled while its connection opens keeps its place in the pool for ever
+    # (httpcore 1.0.9), so a pool with an end would be full of clients that left.
+    limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
         await refuse_what_never_fits(client)
         await outgrow_memory(client)
@@ -190,7 +200,7 @@ async def test_whatever_happens_each_request_ends_once_and_nothing_is_left(
         tasks = [asyncio.create_task(chaos.ask_again_and_again()) for _ in range(NUM_CLIENTS)]
         tasks.append(asyncio.create_task(chaos.disturb()))
         await asyncio.wait(tasks, timeout=WARM_UP_S, return_when=asyncio.FIRST_EXCEPTION)
-        warm_bytes, warm_fds = process.memory_info().rss, process.num_fds()
+        warm_bytes = process.memory_info().rss
         await asyncio.gather(*tasks)
         status = await settled(client)
         assert (await client.get("/health")).status_code == 200
@@ -200,5 +210,5 @@ async def test_whatever_happens_each_request_ends_once_and_nothing_is_left(
     for end in ("length", "abort", "left", "queue_full", "engine_died", "engine_unavailable"):
         assert chaos.ends[end] > 0, chaos.ends
     assert process.memory_info().rss <= MAX_GROWTH * warm_bytes
-    assert process.num_fds() <= warm_fds
+    await closed(process, idle_fds)
     assert "Traceback" not in server.log
