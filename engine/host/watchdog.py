@@ -5,16 +5,31 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import psutil
-
-from vllm_mlx.engine.host.client import EngineClient
 
 #: How often to look; a shorter limit is looked at this many times.
 _LOOK_S = 1.0
 _LOOKS = 8
 
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+
+class WatchedClient(Protocol):
+    """Name what the watchdog needs of who holds the requests open at a process."""
+
+    #: Counts the process's messages; each means that it has got to the end of a step.
+    num_heard: int
+
+    @property
+    def num_open(self) -> int:
+        """Count the requests that have not ended."""
+        ...
+
+    def ask_stats(self) -> object:
+        """Ask the process for its statistics, unless they are asked for already."""
+        ...
 
 
 class StepWatchdog:
@@ -27,7 +42,7 @@ class StepWatchdog:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: WatchedClient,
         limit_s: float,
         is_stopped: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,

@@ -1,6 +1,7 @@
 """The engine process: `python -m vllm_mlx.engine.host.worker --fd N` loads one model and steps it.
 
 One thread, the main one, owns MLX: it loads, runs every step, and polls the socket in between.
+The first message says whether it is a text engine or a service of another kind.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from vllm_mlx.engine.host.messages import (
     LoadFailed,
     LoadModel,
     LoadProgress,
+    LoadService,
     Shutdown,
 )
 from vllm_mlx.engine.host.parent_watch import watch_parent
@@ -116,6 +118,8 @@ def run_worker(connection: WorkerConnection, load: EngineFactory) -> int:
     if request is None:
         return EXIT_DONE
     set_level(request.log_level)
+    if isinstance(request, LoadService):
+        return _run_service(connection, request)
     engine = _load(connection, request, load)
     if engine is None:
         return EXIT_LOAD_FAILED
@@ -130,13 +134,23 @@ def run_worker(connection: WorkerConnection, load: EngineFactory) -> int:
     return EXIT_DONE
 
 
-def _first_message(connection: WorkerConnection) -> LoadModel | None:
+def _first_message(connection: WorkerConnection) -> LoadModel | LoadService | None:
     while not connection.is_closed:
         connection.wait()
         for message in connection.receive():
-            assert isinstance(message, LoadModel), message
+            assert isinstance(message, LoadModel | LoadService), message
             return message
     return None
+
+
+def _run_service(connection: WorkerConnection, request: LoadService) -> int:
+    from vllm_mlx.engine.host.service_worker import run_service
+
+    try:
+        return EXIT_DONE if run_service(connection, request) else EXIT_LOAD_FAILED
+    except Exception:  # whatever it was, the supervisor must learn of it
+        logger.exception("the service failed; ending its process")
+        return EXIT_INTERNAL
 
 
 def _load(
@@ -183,8 +197,8 @@ def _serve(connection: WorkerConnection, engine: SteppedEngine) -> None:
                     clearings.append(engine.clear_prefixes(ram=message.ram, ssd=message.ssd))
                 case Shutdown():
                     return
-                case LoadModel():
-                    raise RuntimeError("a second LoadModel; a process serves one model")
+                case _:
+                    raise RuntimeError(f"not a message to a text engine: {type(message).__name__}")
         if connection.is_closed:
             return
         clearings = [clearing for clearing in clearings if not _answer(connection, clearing)]
