@@ -34,6 +34,7 @@ USES_MLX = [
     "engine/kv/stock_caches.py",
     "engine/kv/store.py",
     "engine/models/assembly.py",
+    "engine/models/dummy_weights.py",
     "engine/models/probe.py",
     "engine/models/text.py",
     "engine/run/*",
@@ -41,6 +42,7 @@ USES_MLX = [
 
 #: Files that import MLX inside a function, so that importing them does not load it.
 USES_MLX_ON_DEMAND = [
+    "engine/audio/decoding.py",
     "engine/diagnosis.py",
     "engine/memory.py",
     "engine/models/loader.py",
@@ -50,6 +52,10 @@ USES_MLX_ON_DEMAND = [
 #: Files that a reader, or a test, can use in milliseconds.
 PURE = [
     "cache_tools/*",
+    "engine/audio/containers.py",
+    "engine/audio/limits.py",
+    "engine/audio/result_formats.py",
+    "engine/audio/transcript.py",
     "engine/core/*",
     "engine/parsing/*",
     "engine/kv/block_hash.py",
