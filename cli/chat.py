@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 #: Parameters that say how this process loads a model; a server has loaded its own.
 LOADING = {
     "dtype": "--dtype",
+    "load_format": "--load-format",
+    "shape": "--shape",
     "max_model_len": "--max-model-len",
     "kv_memory_mb": "--kv-memory-mb",
     "adapter_path": "--adapter-path",

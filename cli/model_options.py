@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # equal to the configurations' own.
 DEFAULT_MODEL = "demo"
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+LOAD_FORMATS = ("auto", "dummy")
+SHAPES = ("tiny", "tiny-moe", "qwen3-0.6b-8bit", "llama-3.2-3b-4bit", "qwen3-30b-a3b-4bit")
 
 #: MODEL, as `serve` and `chat` take it.
 model_argument: Decorator[Any] = click.argument(
@@ -31,6 +33,20 @@ model_options: Decorator[Any] = stacked(
         type=click.Choice(DTYPES),
         default="auto",
         help="Type of the computation; auto takes float32 on CPU and the checkpoint's elsewhere.",
+    ),
+    option(
+        "--load-format",
+        type=click.Choice(LOAD_FORMATS),
+        default="auto",
+        help="dummy takes random weights of a --shape, to try speed and memory; what they write "
+        "means nothing.",
+    ),
+    option(
+        "--shape",
+        type=click.Choice(SHAPES),
+        metavar="NAME",
+        help="Shape of random weights; MODEL is then no more than the name that is served. One of: "
+        f"{', '.join(SHAPES)}.",
     ),
     option(
         "--max-model-len",
@@ -67,6 +83,9 @@ class ModelOptions(TemplateOptions):
     model: str
     #: One of `DTYPES`.
     dtype: Any
+    #: One of `LOAD_FORMATS`.
+    load_format: Any
+    shape: str | None
     max_model_len: int | None
     kv_memory_mb: int | None
     adapter_path: str | None
@@ -78,12 +97,26 @@ class ModelOptions(TemplateOptions):
         """Return the KV budget in bytes; None leaves it to the engine."""
         return None if self.kv_memory_mb is None else self.kv_memory_mb * 1024 * 1024
 
+    @property
+    def model_name(self) -> str:
+        """Return the model's name: random weights that are not given one have their shape's."""
+        if self.shape is not None and self.model == DEFAULT_MODEL:
+            return self.shape
+        return self.model
+
     def model_config(self) -> ModelConfig:
-        """Return the frozen configuration that these options become."""
+        """Return the frozen configuration that these options become.
+
+        Raises `UsageError` if the options contradict each other.
+        """
+        if (self.load_format == "dummy") != (self.shape is not None):
+            raise click.UsageError("--load-format dummy and --shape NAME belong together")
         from vllm_mlx.engine.config import ChatConfig, ModelConfig
 
         return ModelConfig(
-            model=self.model,
+            model=self.model_name,
+            load_format=self.load_format,
+            shape=self.shape,
             dtype=self.dtype,
             adapter_path=self.adapter_path,
             trust_remote_code=self.trust_remote_code,

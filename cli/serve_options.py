@@ -309,8 +309,8 @@ def _aliases(options: ServeOptions) -> tuple[tuple[str, str], ...]:
         name, _, target = text.partition("=")
         if not name or not target:
             raise click.UsageError(f"--model-alias is written NAME=TARGET, not {text!r}")
-        if target not in ("default", options.model, options.served_model_name):
-            served = options.served_model_name or options.model
+        if target not in ("default", options.model_name, options.served_model_name):
+            served = options.served_model_name or options.model_name
             raise click.UsageError(
                 f"--model-alias {text}: there is no model {target!r}; this server serves "
                 f"{served!r} (also as 'default')"

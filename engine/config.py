@@ -10,6 +10,7 @@ import msgspec
 from vllm_mlx.engine.errors import UsageError
 
 DtypeName = Literal["auto", "float32", "float16", "bfloat16"]
+LoadFormat = Literal["auto", "dummy"]
 
 DEMO_MODEL = "demo"
 
@@ -72,10 +73,17 @@ class ChatConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Say which weights to load and how."""
+    """Say which weights to load and how.
 
-    #: `demo`, a local folder, or a hub repository.
+    Raises `UsageError` for a shape that is not known, or without random weights to fill it.
+    """
+
+    #: `demo`, a local folder, or a hub repository; with random weights no more than a name.
     model: str = DEMO_MODEL
+    #: `dummy` takes random weights of a `shape`.
+    load_format: LoadFormat = "auto"
+    #: A name of `DUMMY_SHAPES`.
+    shape: str | None = None
     #: `auto` follows the platform's policy: float32 on CPU, the checkpoint's own elsewhere.
     dtype: DtypeName = "auto"
     adapter_path: str | None = None
@@ -85,6 +93,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     #: Shortens the model's own context length.
     max_model_len: int | None = None
     chat: ChatConfig = ChatConfig()
+
+    def __post_init__(self) -> None:
+        if (self.load_format == "dummy") != (self.shape is not None):
+            raise UsageError("random weights need a shape, and a shape is for random weights only")
+        if self.shape is not None:
+            from vllm_mlx.engine.models.dummy_shapes import DUMMY_SHAPES
+
+            if self.shape not in DUMMY_SHAPES:
+                raise UsageError(
+                    f"no shape is called {self.shape!r}; there are {', '.join(DUMMY_SHAPES)}"
+                )
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,15 +53,17 @@ def model_namespace(
     block_size: int,
     libraries: Sequence[str],
     *,
+    weights: str | None = None,
     label: str = "",
 ) -> Namespace:
     """Return the namespace of a model's KV: what it depends on besides the tokens.
 
-    Reads every byte of weights that no hub has hashed and no earlier call has; takes seconds then.
+    Reads every byte of weights that no hub has hashed and no earlier call has, which takes seconds,
+    unless `weights` tells them from others already.
     Raises ModelLoadError for a folder without weights.
     """
     return Namespace(
-        weights=weights_fingerprint(path),
+        weights=weights or weights_fingerprint(path),
         adapter=adapter_fingerprint(adapter_path) if adapter_path is not None else "",
         kv_dtype=kv_dtype,
         block_size=block_size,

@@ -14,6 +14,7 @@ from vllm_mlx.engine import memory, platform
 from vllm_mlx.engine.config import EngineConfig, ModelConfig, ModelInfo
 from vllm_mlx.engine.core.memory_guard import MemoryGuard
 from vllm_mlx.engine.kv.block_hash import Namespace
+from vllm_mlx.engine.models.dummy_shapes import DUMMY_SHAPES
 from vllm_mlx.engine.models.fingerprint import kv_libraries, model_namespace
 from vllm_mlx.engine.models.fit import PLANNED_CONTEXT, plan_kv_budget, prefix_bytes
 from vllm_mlx.engine.models.progress import ProgressCallback
@@ -105,6 +106,7 @@ def _load_weights(
     is_cast = platform.installed_backend() == "cpu" or model.dtype != "auto"
     return load_text_model(
         path,
+        shape=DUMMY_SHAPES[model.shape] if model.shape is not None else None,
         dtype=summary.dtype if is_cast else None,
         dequantize=summary.dequantizes,
         adapter_path=model.adapter_path,
@@ -158,6 +160,7 @@ def prefix_namespace(
         kv_dtype,
         engine.cache_block_size,
         kv_libraries(),
+        weights=DUMMY_SHAPES[model.shape].fingerprint if model.shape is not None else None,
         label=model.model,
     )
 

@@ -14,12 +14,17 @@ from vllm_mlx.engine.platform import installed_backend
 def resolve_model(config: ModelConfig, on_progress: ProgressCallback) -> Path:
     """Return the folder that holds the model's config.json and safetensors weights.
 
-    Makes the demo model or downloads a repository if it is not on disk; MLX is not imported.
+    That of random weights holds none: they are made anew at each load. Makes the demo model or
+    downloads a repository if it is not on disk; MLX is not imported.
     `on_progress` is called from the calling thread only. Raises ModelNotFoundError,
     HubUnreachableError or another ModelLoadError, each with one line that says what to do.
     """
     on_progress("resolving", None)
     name = config.model
+    if config.shape is not None:
+        from vllm_mlx.engine.models.dummy_folder import ensure_dummy_folder
+
+        return ensure_dummy_folder(config.shape, on_progress)
     if name == DEMO_MODEL:
         from vllm_mlx.engine.models.demo import DemoVariant, ensure_demo_model
 

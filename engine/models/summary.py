@@ -12,6 +12,7 @@ import msgspec
 from vllm_mlx.engine.config import ModelConfig
 from vllm_mlx.engine.errors import ModelLoadError
 from vllm_mlx.engine.memory import AttentionShape, host_limits, usable_bytes
+from vllm_mlx.engine.models.dummy_shapes import DUMMY_SHAPES
 from vllm_mlx.engine.models.kv_shape import first_of, head_dim, kv_shape, text_config
 from vllm_mlx.engine.models.resolve import weight_files
 from vllm_mlx.engine.models.safetensors_file import StoredTensor, read_header
@@ -75,8 +76,11 @@ def summarize_checkpoint(
     document = read_config(path)
     text = text_config(document)
     tensors: dict[str, StoredTensor] = {}
-    for file in weight_files(path):
-        tensors.update(read_header(file))
+    if config.shape is not None:
+        tensors = DUMMY_SHAPES[config.shape].tensors()
+    else:
+        for file in weight_files(path):
+            tensors.update(read_header(file))
     backend = backend or installed_backend()
     dtype = load_dtype(config.dtype, _checkpoint_dtype(tensors, document), backend=backend)
     cast = None if config.dtype == "auto" and backend != "cpu" else dtype

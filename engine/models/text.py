@@ -13,6 +13,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_adapters, load_model
 
 from vllm_mlx.engine.errors import ModelLoadError, ModelNotFoundError, UnsupportedModelError
+from vllm_mlx.engine.models.dummy_shapes import DummyShape
+from vllm_mlx.engine.models.dummy_weights import dummy_model
 from vllm_mlx.engine.models.progress import ProgressCallback
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,7 @@ _EVAL_BYTES = 256 * 2**20
 def load_text_model(
     path: Path,
     *,
+    shape: DummyShape | None = None,
     dtype: str | None,
     dequantize: bool,
     adapter_path: str | None,
@@ -32,16 +35,12 @@ def load_text_model(
 ) -> Module:
     """Load weights from a local folder and evaluate them on the calling thread.
 
-    `dtype` casts every floating parameter (None keeps the checkpoint's own); `dequantize` turns
-    quantised layers into plain ones of that dtype. Raises ModelLoadError subclasses.
+    With a `shape` they are random, and the folder needs to hold none. `dtype` casts every floating
+    parameter (None keeps the checkpoint's own); `dequantize` turns quantised layers into plain
+    ones of that dtype. Raises ModelLoadError subclasses.
     """
     on_progress("loading weights", 0.0)
-    try:
-        model, _ = load_model(path, lazy=True, trust_remote_code=trust_remote_code)
-    except FileNotFoundError as error:
-        raise ModelNotFoundError(f"{path} holds no model weights: {error}") from error
-    except ValueError as error:
-        raise UnsupportedModelError(f"{path} cannot be loaded by mlx-lm: {error}") from error
+    model = _stored_model(path, trust_remote_code) if shape is None else dummy_model(shape)
     if adapter_path is not None:
         model = _with_adapter(model, adapter_path)
     if dtype is not None:
@@ -51,6 +50,15 @@ def load_text_model(
         model = dequantize_model(model)
     _evaluate(model, on_progress)
     return cast(Module, model)
+
+
+def _stored_model(path: Path, trust_remote_code: bool) -> Any:
+    try:
+        return load_model(path, lazy=True, trust_remote_code=trust_remote_code)[0]
+    except FileNotFoundError as error:
+        raise ModelNotFoundError(f"{path} holds no model weights: {error}") from error
+    except ValueError as error:
+        raise UnsupportedModelError(f"{path} cannot be loaded by mlx-lm: {error}") from error
 
 
 def weights_bytes(model: Module) -> int:

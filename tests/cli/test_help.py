@@ -13,7 +13,7 @@ import click
 import pytest
 
 from vllm_mlx.cli.main import COMMANDS, cli
-from vllm_mlx.cli.model_options import DEFAULT_MODEL, DTYPES
+from vllm_mlx.cli.model_options import DEFAULT_MODEL, DTYPES, LOAD_FORMATS, SHAPES
 from vllm_mlx.cli.pending import PENDING_COMMANDS, env_name
 from vllm_mlx.cli.serve_options import (
     MAX_NUM_SEQS,
@@ -22,7 +22,8 @@ from vllm_mlx.cli.serve_options import (
     PREFILL_TOKENS_PER_STEP,
     STEP_TIMEOUT_S,
 )
-from vllm_mlx.engine.config import DEMO_MODEL, DtypeName, EngineConfig
+from vllm_mlx.engine.config import DEMO_MODEL, DtypeName, EngineConfig, LoadFormat
+from vllm_mlx.engine.models.dummy_shapes import DUMMY_SHAPES
 from vllm_mlx.server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def test_defaults_are_those_of_the_configurations() -> None:
     defaults = {parameter.name: parameter.default for parameter in serve.params}
     server, engine = ServerConfig(), EngineConfig()
     assert (DEMO_MODEL, get_args(DtypeName)) == (DEFAULT_MODEL, DTYPES)
+    assert (get_args(LoadFormat), tuple(DUMMY_SHAPES)) == (LOAD_FORMATS, SHAPES)
     assert engine.max_num_seqs == MAX_NUM_SEQS
     assert server.max_queue == MAX_QUEUE
     assert server.max_queue_tokens == MAX_QUEUE_TOKENS

@@ -51,6 +51,8 @@ EVERYTHING = {
     "--metrics": (None, "server.metrics", True),
     "--log-prompts": (None, "server.log_prompts", True),
     "--dtype": ("float16", "model.dtype", "float16"),
+    "--load-format": ("dummy", "model.load_format", "dummy"),
+    "--shape": ("tiny", "model.shape", "tiny"),
     "--max-model-len": ("1024", "model.max_model_len", 1024),
     "--adapter-path": ("adapter", "model.adapter_path", "adapter"),
     "--trust-remote-code": (None, "model.trust_remote_code", True),
