@@ -98,11 +98,11 @@ class Admission:
         return min(_MAX_RETRY_S, mean * (1 + waiting) / self._max_rows)
 
 
-def not_ready_error(condition: EngineCondition) -> EngineUnavailableError:
-    """Make the error that a model route answers with while the engine is not ready."""
+def not_ready_error(condition: EngineCondition, what: str = "model") -> EngineUnavailableError:
+    """Make the error that a model route answers with while `what`, its engine, is not ready."""
     progress = describe_progress(condition)
     if condition.phase in ("loading", "restarting"):
-        message = f"the model is {condition.phase}{progress}; try again later"
+        message = f"the {what} is {condition.phase}{progress}; try again later"
     elif condition.phase == "ready":
         message = "the model is loading: tokenizer; try again later"
     elif condition.phase == "draining":

@@ -88,6 +88,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_threads: int = 2
     #: Refuse unknown request fields instead of ignoring them.
     strict_fields: bool = False
+    #: Serve a chat model; without one there are only the engines of other kinds.
+    serves_chat: bool = True
+    #: Load engines of other kinds when a request first needs them, not at the start.
+    loads_on_demand: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

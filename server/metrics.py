@@ -69,6 +69,8 @@ class ServerMetrics:
         self._seen = EngineStats()
         self._seen_pid = 0
         self._num_restarts = 0
+        #: By model and kind, of the engines beside the chat model.
+        self._service_restarts: dict[tuple[str, str], int] = {}
 
     def request_ended(
         self, route: str, method: str, status: int, outcome: str, error_code: str | None
@@ -156,6 +158,26 @@ class ServerMetrics:
             labels = (info.model_type, info.dtype, info.device, str(info.max_model_len))
             self._set("model_info", 1, *labels)
 
+    def service_ended(self, model: str, kind: str, outcome: str, seconds: float) -> None:
+        """Count a request to an engine beside the chat model that is over."""
+        self._counters["service_requests_total"].labels(model, kind, outcome).inc()
+        self._histograms["service_request_duration_seconds"].labels(model, kind).observe(seconds)
+
+    def service_tokens(self, model: str, kind: str, num_tokens: int) -> None:
+        """Count the tokens of an answered request's texts."""
+        self._counters["service_tokens_total"].labels(model, kind).inc(num_tokens)
+
+    def describe_service(
+        self, model: str, kind: str, *, is_up: bool, num_open: int, num_restarts: int
+    ) -> None:
+        """Set what holds now of an engine beside the chat model."""
+        self._gauges["service_up"].labels(model, kind).set(int(is_up))
+        self._gauges["service_requests_open"].labels(model, kind).set(num_open)
+        before = self._service_restarts.get((model, kind), 0)
+        self._service_restarts[model, kind] = num_restarts
+        restarts = self._counters["service_restarts_total"].labels(model, kind)
+        restarts.inc(max(0, num_restarts - before))
+
     def page(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in the format that an `Accept` header asks for, and its type."""
         # All names are of letters and underscores: there is no version of either to choose.
@@ -178,7 +200,9 @@ class ServerMetrics:
             histogram = PrometheusHistogram(
                 name, metric.help, labels, registry=self.registry, buckets=metric.buckets
             )
-            self._histograms[metric.name] = histogram.labels(self._model)
+            self._histograms[metric.name] = (
+                histogram if metric.labels else histogram.labels(self._model)
+            )
 
     def _count(self, name: str, amount: float, *labels: str) -> None:
         counter = self._counters[name]

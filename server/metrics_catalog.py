@@ -43,8 +43,10 @@ def _gauge(source: Source, name: str, text: str, *labels: str) -> Metric:
     return Metric(name, "gauge", text, source, labels)
 
 
-def _histogram(source: Source, name: str, text: str, buckets: tuple[float, ...]) -> Metric:
-    return Metric(name, "histogram", text, source, buckets=buckets)
+def _histogram(
+    source: Source, name: str, text: str, buckets: tuple[float, ...], *labels: str
+) -> Metric:
+    return Metric(name, "histogram", text, source, labels, buckets)
 
 
 _HTTP = (
@@ -205,6 +207,28 @@ _SSD = (
     _gauge("engine", "ssd_cache_waiting_files", "Files that wait to be written."),
 )
 
+#: Their `model` is the name of their own model, not of the chat model.
+_SERVICES = (
+    _gauge("server", "service_up", "1 while the engine answers requests, 0 otherwise.", "kind"),
+    _gauge("server", "service_requests_open", "Requests that wait or are computed.", "kind"),
+    _counter(
+        "server",
+        "service_requests_total",
+        "Requests that are over, by outcome: success, refused (the request's fault), error or "
+        "aborted (its client left, or the server stopped).",
+        *("kind", "outcome"),
+    ),
+    _counter("server", "service_tokens_total", "Tokens of texts in answered requests.", "kind"),
+    _counter("server", "service_restarts_total", "Processes started after one had died.", "kind"),
+    _histogram(
+        "server",
+        "service_request_duration_seconds",
+        "From handing a request to the engine to the end of its answer.",
+        _WAIT_BOUNDS_S,
+        "kind",
+    ),
+)
+
 _ABOUT = (
     _gauge(
         "server",
@@ -229,6 +253,7 @@ CATALOG: Mapping[str, tuple[Metric, ...]] = {
     "Engine": _ENGINE,
     "Prefix cache in RAM": _PREFIXES,
     "Prefix cache on SSD": _SSD,
+    "Engines of other kinds": _SERVICES,
     "About": _ABOUT,
 }
 

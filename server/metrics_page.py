@@ -36,6 +36,8 @@ Grafana and choose your Prometheus as its data source.
 
 - Names are vLLM's behind `vllm_mlx_` wherever vLLM has the metric, so that panels and alerts need
   only the prefix changed. Every metric has the label `model`, the name that clients see.
+- What is said of *the engine* is of the chat model's. Engines of other kinds, for embeddings and
+  the like, have metrics of their own, with the `kind` and the name of their model as labels.
 - **Counters only rise**, also over a restart of the engine: what each engine process counts is
   added up. What one did in its last second before it died may be missing from the engine's
   figures; figures of the server are complete.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -16,11 +16,16 @@ from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.engine_port import EnginePort
 from vllm_mlx.server.generation import GenerationRegistry
 from vllm_mlx.server.metrics import ServerMetrics
+from vllm_mlx.server.no_chat import no_chat_error
 from vllm_mlx.server.recording import RequestRecorder
 from vllm_mlx.server.request_log import log_prompt
 from vllm_mlx.server.request_record import RequestRecords
 from vllm_mlx.server.responses_api.store import ResponseStore
 from vllm_mlx.server.served_model import ModelNames, ServedModel
+from vllm_mlx.server.services.hosted import HostedService
+from vllm_mlx.server.services.plan import ServicePlan
+from vllm_mlx.server.services.port import ServicePort
+from vllm_mlx.server.services.registry import ServiceRegistry
 from vllm_mlx.server.tokenizer_pool import TextCodec, TokenizerPool
 from vllm_mlx.server.unknown_fields import UnknownFields
 from vllm_mlx.server.warm_prompts import RECORDED_PATHS
@@ -46,14 +51,18 @@ class ServerRuntime:
         engine: EnginePort,
         load_tokenizer: LoadTokenizer,
         recorder: RequestRecorder | None = None,
+        services: Sequence[tuple[ServicePlan, ServicePort]] = (),
     ) -> None:
-        """Take over `recorder`, which is closed with this."""
+        """Take over `recorder`, which is closed with this.
+
+        `services` are the engines beside the chat model, or instead of it: then `engine` is a
+        `NoChatEngine`.
+        """
         self.config = config
         self.engine = engine
         self.engine_config = engine_config
         self.recorder = recorder
-        aliases = [name for name, _ in config.model_aliases]
-        self.names = ModelNames(model.model, config.served_model_name, aliases)
+        self.names = _names(config, model, services)
         self.unknown_fields = UnknownFields(strict=config.strict_fields)
         self.metrics = ServerMetrics(self.names.primary)
         self.records = RequestRecords(self.metrics)
@@ -77,6 +86,19 @@ class ServerRuntime:
         )
         #: What clients of the Responses API may come back to.
         self.responses = ResponseStore()
+        self.services = ServiceRegistry(
+            [
+                HostedService(
+                    plan,
+                    port,
+                    self.metrics,
+                    max_queue=config.max_queue,
+                    timeout_s=config.timeout_s,
+                    loads_on_demand=config.loads_on_demand,
+                )
+                for plan, port in services
+            ]
+        )
         self.started = time.monotonic()
         self._model = model
         self._load_tokenizer = load_tokenizer
@@ -86,8 +108,19 @@ class ServerRuntime:
 
     @property
     def is_ready(self) -> bool:
-        """Say whether the model answers now."""
+        """Say whether the chat model answers now."""
         return self._served is not None and self.engine.state.phase == "ready"
+
+    @property
+    def is_serving(self) -> bool:
+        """Say whether requests of every kind would be answered, or of those without chat."""
+        if not self.config.serves_chat:
+            return self.services.is_ready
+        return self.is_ready and self.services.is_loaded
+
+    def is_chat_name(self, name: str) -> bool:
+        """Say whether requests may call the chat model so."""
+        return self.config.serves_chat and self.names.knows(name)
 
     @property
     def served(self) -> ServedModel | None:
@@ -95,7 +128,12 @@ class ServerRuntime:
         return self._served
 
     def require_ready(self) -> ServedModel:
-        """Return the model; raise `EngineUnavailableError` while it does not answer."""
+        """Return the model; raise `EngineUnavailableError` while it does not answer.
+
+        Raises `ModelUnknownError` where the server has no chat model.
+        """
+        if not self.config.serves_chat:
+            raise no_chat_error()
         if self._served is None or not self.is_ready:
             raise not_ready_error(self.engine.state)
         return self._served
@@ -132,3 +170,13 @@ class ServerRuntime:
             self._served.tokenizers.close()
         if self.recorder is not None:
             self.recorder.close()
+
+
+def _names(
+    config: ServerConfig, model: ModelConfig, services: Sequence[tuple[ServicePlan, ServicePort]]
+) -> ModelNames:
+    """Return the names of the chat model; without one, those of the first service."""
+    if config.serves_chat or not services:
+        aliases = [name for name, _ in config.model_aliases]
+        return ModelNames(model.model, config.served_model_name, aliases)
+    return ModelNames(services[0][0].model, services[0][0].served_name)

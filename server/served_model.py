@@ -34,6 +34,14 @@ class ModelNames:
         """Accept further names."""
         self._known.update(names)
 
+    def knows(self, name: str) -> bool:
+        """Say whether a request may call the model so."""
+        return name in self._known or any(fnmatchcase(name, alias) for alias in self._aliases)
+
+    def is_own(self, name: str) -> bool:
+        """Say whether it is a name of this model and of no other, as `default` is not."""
+        return name in self._known and name != DEFAULT_NAME
+
     def check(self, name: str | None, *, is_agents: bool = False) -> str:
         """Return the name that a response echoes; raise `ModelUnknownError` for an unknown one.
 

@@ -28,11 +28,16 @@ from vllm_mlx.server import connections
 from vllm_mlx.server.admission import describe_progress
 from vllm_mlx.server.app import create_app
 from vllm_mlx.server.config import ServerConfig
-from vllm_mlx.server.engine_port import EngineCondition
+from vllm_mlx.server.engine_port import EngineCondition, EnginePort
 from vllm_mlx.server.listener import bind, url_of
+from vllm_mlx.server.no_chat import NoChatEngine
 from vllm_mlx.server.ready_file import ReadyFile
 from vllm_mlx.server.recording import open_recorder
 from vllm_mlx.server.runtime import ServerRuntime
+from vllm_mlx.server.served_model import ServedModel
+from vllm_mlx.server.services.plan import ServicePlan
+from vllm_mlx.server.services.port import ServicePort
+from vllm_mlx.server.services.supervised import supervised
 from vllm_mlx.server.startup_warming import warm_whenever_ready
 from vllm_mlx.server.warm_prompts import WarmPrompt, read_prompts
 
@@ -67,6 +72,7 @@ def run_server(
     model: ModelConfig,
     engine: EngineConfig,
     announce: Callable[[], None] = lambda: None,
+    services: Sequence[ServicePlan] = (),
 ) -> int:
     """Serve until a signal, and return 130 (SIGINT) or 143 (SIGTERM). Blocks.
 
@@ -86,11 +92,14 @@ def run_server(
     with bind(server.host, server.port) as listener:
         announce()
         logger.info("listening on %s", url_of(listener))
-        _import_tokenizers_early()
         # The engine's process logs what this one does.
-        supervisor = EngineSupervisor(model, engine, log_level=level_name())
+        chat: EnginePort = NoChatEngine()
+        if server.serves_chat:
+            _import_tokenizers_early()
+            chat = EngineSupervisor(model, engine, log_level=level_name())
         load = partial(_load_tokenizer, model.chat)
-        runtime = ServerRuntime(server, model, engine, supervisor, load, recorder)
+        hosted = supervised(services, engine.step_timeout_s, beside_chat=server.serves_chat)
+        runtime = ServerRuntime(server, model, engine, chat, load, recorder, hosted)
         try:
             return asyncio.run(Serving(runtime, listener, ready_file, prompts).run())
         finally:
@@ -126,6 +135,7 @@ class Serving:
         """Serve until a signal and return the exit code; raise what ended it otherwise."""
         with _signals_to(self._signals.put_nowait):
             await self._runtime.engine.start()
+            await self._runtime.services.start()
             http = asyncio.create_task(self._serve_http(), name="http")
             watch = asyncio.create_task(self._watch_engine(), name="engine-watch")
             stop = asyncio.create_task(self._signals.get(), name="signal")
@@ -156,7 +166,7 @@ class Serving:
         engine = self._runtime.engine
         report = asyncio.create_task(self._report_loading())
         try:
-            served = await self._runtime.load()
+            served = await self._load_all()
         except ModelLoadError:
             raise
         except VllmMlxError as error:
@@ -165,7 +175,8 @@ class Serving:
             report.cancel()
         name = self._runtime.names.primary
         self._ready_file.write(url=self._url, host=self._host, port=self._port, model=name)
-        logger.info("chats are read with: %s", served.formats.reason)
+        if served is not None:
+            logger.info("chats are read with: %s", served.formats.reason)
         logger.info("ready: %s on %s", name, self._url)
         if self._prompts:
             warming = warm_whenever_ready(self._runtime, self._prompts)
@@ -174,6 +185,22 @@ class Serving:
         while state.phase != "failed":
             state = await engine.wait_for_change(state)
         raise _final_error(state)
+
+    async def _load_all(self) -> ServedModel | None:
+        """Wait for every model that loads at the start; the first that cannot load ends it."""
+        services = asyncio.create_task(self._runtime.services.wait_loaded(), name="services")
+        try:
+            if not self._runtime.config.serves_chat:
+                await services
+                return None
+            loading = asyncio.create_task(self._runtime.load(), name="chat-model")
+            try:
+                await asyncio.gather(loading, services)
+            finally:
+                loading.cancel()
+            return loading.result()
+        finally:
+            services.cancel()
 
     async def _report_loading(self) -> None:
         """Log each stage of loading as it begins, and how far a long one is now and then."""
@@ -198,7 +225,7 @@ class Serving:
         num_open = self._runtime.generations.num_open_rows
         if num_open:
             logger.info("waiting up to %g s for %d open requests", drain_s, num_open)
-        stopping = asyncio.create_task(self._runtime.engine.stop(drain_s), name="engine-stop")
+        stopping = asyncio.create_task(self._stop_engines(drain_s), name="engine-stop")
         forced = asyncio.create_task(self._second_signal(), name="second-signal")
         try:
             await asyncio.wait({stopping, forced}, return_when=asyncio.FIRST_COMPLETED)
@@ -224,14 +251,19 @@ class Serving:
     async def _force(self, stopping: asyncio.Task[None]) -> None:
         """End all requests now, and the engine's process if it does not end by itself."""
         logger.warning("second signal: stopping at once")
-        engine = self._runtime.engine
-        now = asyncio.create_task(engine.stop(0.0), name="engine-stop-now")
+        ports: list[EnginePort | ServicePort] = [self._runtime.engine]
+        ports += [service.port for service in self._runtime.services]
+        now = asyncio.create_task(self._stop_engines(0.0), name="engine-stop-now")
         await asyncio.wait({stopping}, timeout=_FORCED_GRACE_S)
-        pid = engine.state.pid
-        if not stopping.done() and pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for pid in [port.state.pid for port in ports if not stopping.done()]:
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         await now
+
+    async def _stop_engines(self, drain_s: float) -> None:
+        runtime = self._runtime
+        await asyncio.gather(runtime.engine.stop(drain_s), runtime.services.stop(drain_s))
 
 
 def _prompts_to_warm(server: ServerConfig, engine: EngineConfig) -> list[WarmPrompt]:

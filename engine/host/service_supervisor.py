@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Generic
 
 import msgspec
 
+from vllm_mlx.engine.errors import VllmMlxError
 from vllm_mlx.engine.host.messages import (
     FromService,
     FromTextEngine,
@@ -18,6 +20,8 @@ from vllm_mlx.engine.host.restart import RestartPolicy
 from vllm_mlx.engine.host.service import ConfigT, PartT, RequestT, ServiceKind
 from vllm_mlx.engine.host.service_client import CallStream, ServiceClient
 from vllm_mlx.engine.host.supervision import ProcessSupervisor
+
+logger = logging.getLogger(__name__)
 
 
 class ServiceSupervisor(
@@ -63,6 +67,12 @@ class ServiceSupervisor(
         if self._state.phase != "ready" or client is None:
             raise self._unavailable()
         return client.call(request_id, request)
+
+    def _fail(self, error: VllmMlxError) -> None:
+        super()._fail(error)
+        if self._info is not None:
+            # Nobody else says so: the server goes on without it.
+            logger.error("the %s engine is not started again: %s", self._name, error.message)
 
     def _load_message(self) -> LoadService:
         return LoadService(

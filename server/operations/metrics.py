@@ -32,5 +32,13 @@ class MetricsRoute:
             is_up=runtime.is_ready,
             info=runtime.served.info if runtime.served is not None else None,
         )
+        for service in runtime.services:
+            runtime.metrics.describe_service(
+                service.names.primary,
+                service.kind,
+                is_up=service.is_ready,
+                num_open=service.port.num_open,
+                num_restarts=service.port.state.num_restarts,
+            )
         page, content_type = runtime.metrics.page(request.headers.get("accept", ""))
         return Response(page, content_type=content_type)

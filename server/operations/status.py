@@ -17,6 +17,7 @@ from vllm_mlx.engine.core.stats import (
 )
 from vllm_mlx.server.replies import json_response
 from vllm_mlx.server.runtime import ServerRuntime
+from vllm_mlx.server.services.hosted import HostedService
 
 _GB = 1e9
 _MB = 1e6
@@ -56,6 +57,7 @@ class StatusRoute:
                 "cache": cache_fields(known.prefixes),
                 "requests": [_request_fields(request) for request in known.requests],
                 "engine": self._engine_fields(known, has_answered=stats is not None),
+                "services": [_service_fields(service) for service in runtime.services],
                 "parsers": self._parser_fields(),
                 "unknown_fields": dict(runtime.unknown_fields.counts),
             }
@@ -66,6 +68,8 @@ class StatusRoute:
         phase = self._runtime.engine.state.phase
         if self._runtime.is_ready or phase == "draining":
             return "running"
+        if not self._runtime.config.serves_chat:
+            return "running" if self._runtime.is_serving else "not_loaded"
         return "stopped" if phase in ("failed", "stopped") else "not_loaded"
 
     def _parser_fields(self) -> dict[str, Any] | None:
@@ -105,6 +109,31 @@ class StatusRoute:
             "prefilled_tokens": stats.prefilled_tokens,
             "preemptions": stats.num_preemptions,
         }
+
+
+def _service_fields(service: HostedService) -> dict[str, Any]:
+    """Describe an engine beside the chat model."""
+    condition, info = service.port.state, service.port.info
+    fields: dict[str, Any] = {
+        "kind": service.kind,
+        "model": service.names.primary,
+        "phase": condition.phase,
+        "pid": condition.pid,
+        "restarts": condition.num_restarts,
+        "num_open": service.port.num_open,
+        "error": condition.error.message if condition.error is not None else None,
+    }
+    if condition.stage:
+        fields |= {"stage": condition.stage, "progress": condition.fraction}
+    if info is not None:
+        fields |= {
+            "model_type": info.model_type,
+            "dtype": info.dtype,
+            "device": info.device,
+            "weights_mb": info.weights_bytes / _MB,
+            **info.details,
+        }
+    return fields
 
 
 def cache_fields(stats: PrefixStats | None) -> dict[str, Any]:

@@ -290,6 +290,7 @@ async def make_server() -> AsyncIterator[ServerFactory]:
         max_num_seqs: int = 4,
         load: bool = True,
         formats: ChatFormats | None = None,
+        services: Sequence[Any] = (),
         **config: Any,
     ) -> Served:
         engine, tokenizer = engine or FakeEngine(), FakeTokenizer(formats)
@@ -304,9 +305,10 @@ async def make_server() -> AsyncIterator[ServerFactory]:
             engine,
             load_tokenizer,
             recorder,
+            services,
         )
         runtimes.append(runtime)
-        if load:
+        if load and runtime.config.serves_chat:
             await runtime.load()
         return Served(create_app(runtime).test_client(), engine, tokenizer, runtime)
 
