@@ -42,6 +42,10 @@ docs:
 bench part *options:
     uv run python -m vllm_mlx.engine.benchmark.{{ part }} {{ options }}
 
+# Measure the engine beside mlx-lm's generators: `just bench-engine --shape llama-3.2-3b-4bit`.
+bench-engine *options:
+    uv run python -m vllm_mlx.engine.benchmark {{ options }}
+
 # Do what CI does, installs of system packages included.
 ci:
     bash .ci/run

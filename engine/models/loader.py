@@ -45,6 +45,13 @@ def load_engine(model: ModelConfig, engine: EngineConfig, on_progress: ProgressC
     MLX is imported only once the model's files are found, so that a wrong name is told at once.
     Raises ModelLoadError subclasses, and CacheError for an SSD tier that cannot be used.
     """
+    return load_model_and_engine(model, engine, on_progress)[1]
+
+
+def load_model_and_engine(
+    model: ModelConfig, engine: EngineConfig, on_progress: ProgressCallback
+) -> tuple[Module, Engine]:
+    """Do as `load_engine`, and return mlx-lm's model before the engine that computes with it."""
     on_progress("resolving", None)
     path = resolve_model(model, on_progress)
     summary = summarize_checkpoint(path, model)
@@ -70,7 +77,7 @@ def load_engine(model: ModelConfig, engine: EngineConfig, on_progress: ProgressC
         folder = Path(engine.ssd_cache_dir)
         spill = open_spill(namespace, folder, max_bytes=engine.ssd_cache_max_bytes)
     engine = msgspec.structs.replace(engine, cache_memory_bytes=prefix_bytes(engine, limits))
-    return assemble_engine(
+    assembled = assemble_engine(
         loaded,
         probe,
         info,
@@ -84,6 +91,7 @@ def load_engine(model: ModelConfig, engine: EngineConfig, on_progress: ProgressC
         release_memory=memory.release_cached,
         guard=_guard(engine),
     )
+    return loaded, assembled
 
 
 def _guard(engine: EngineConfig) -> MemoryGuard:
