@@ -24,6 +24,10 @@ MAY_IMPORT = {
 #: that computes is added here, and nowhere else may MLX be imported.
 USES_MLX = [
     "engine/engine.py",
+    "engine/audio/spectrum.py",
+    "engine/audio/transcription.py",
+    "engine/audio/whisper_model.py",
+    "engine/audio/windows.py",
     "engine/benchmark/*",
     "engine/kv/block_codec.py",
     "engine/kv/block_transfer.py",
@@ -53,6 +57,7 @@ USES_MLX_ON_DEMAND = [
 PURE = [
     "cache_tools/*",
     "engine/audio/containers.py",
+    "engine/audio/extra.py",
     "engine/audio/limits.py",
     "engine/audio/result_formats.py",
     "engine/audio/transcript.py",
