@@ -65,6 +65,7 @@ EXIT_CODES: dict[type[errors.VllmMlxError], ExitCode] = {
     errors.InvalidRequestError: ExitCode.USAGE,
     errors.ContextLengthExceededError: ExitCode.USAGE,
     errors.RequestTooLargeError: ExitCode.USAGE,
+    errors.FileTooLargeError: ExitCode.USAGE,
     errors.ModelUnknownError: ExitCode.USAGE,
     errors.AuthenticationError: ExitCode.USAGE,
     errors.HostNotAllowedError: ExitCode.USAGE,

@@ -15,6 +15,7 @@ VllmMlxError
 └── RequestError                ends one request, and only that one
     ├── InvalidRequestError     a field is wrong; names it
     │   ├── ContextLengthExceededError   the prompt alone is over the context
+    │   ├── FileTooLargeError            a file of too many bytes, or too much in it
     │   └── RequestTooLargeError         can never fit in the KV budget
     ├── ModelUnknownError       no such served model
     ├── AuthenticationError     key missing or wrong
@@ -141,6 +142,12 @@ class ContextLengthExceededError(InvalidRequestError):
     """Refuse a prompt that alone is longer than the context."""
 
     code = "context_length_exceeded"
+
+
+class FileTooLargeError(InvalidRequestError):
+    """Refuse a file of too many bytes, or with more in it than is worked on."""
+
+    code = "file_too_large"
 
 
 class RequestTooLargeError(InvalidRequestError):

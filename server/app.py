@@ -13,6 +13,8 @@ from werkzeug.routing import PathConverter
 from vllm_mlx.engine.errors import EngineUnavailableError, VllmMlxError
 from vllm_mlx.server.admission import progress_fields
 from vllm_mlx.server.anthropic.routes import MessageRoutes
+from vllm_mlx.server.audio.routes import AudioRoutes
+from vllm_mlx.server.body_sizes import request_class
 from vllm_mlx.server.errors import ErrorReply, internal_reply, reply_to, reply_to_http_fault
 from vllm_mlx.server.guards import RequestGuards
 from vllm_mlx.server.lifecycle import AsgiApp, RequestLifecycle
@@ -48,6 +50,7 @@ def create_app(runtime: ServerRuntime) -> Quart:
     """Make the application; it starts and stops nothing."""
     app = Quart(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = runtime.config.max_body_bytes
+    app.request_class = request_class(runtime)
     app.config["BODY_TIMEOUT"] = _BODY_TIMEOUT_S
     # Errors are answered in tests as they are in earnest.
     app.config["PROPAGATE_EXCEPTIONS"] = False
@@ -66,7 +69,7 @@ def _add_routes(app: Quart, runtime: ServerRuntime) -> None:
     health, status, cancel = HealthRoutes(runtime), StatusRoute(runtime), CancelRoute(runtime)
     models, tokenization = ModelRoutes(runtime), TokenizationRoutes(runtime)
     cache, anthropic = CacheRoutes(runtime), MessageRoutes(runtime)
-    responses = ResponseRoutes(runtime)
+    responses, audio = ResponseRoutes(runtime), AudioRoutes(runtime)
     table: list[tuple[str, str, Callable[..., Awaitable[Response]]]] = [
         ("GET", "/health", health.health),
         ("GET", "/ready", health.ready),
@@ -83,6 +86,8 @@ def _add_routes(app: Quart, runtime: ServerRuntime) -> None:
         ("DELETE", "/v1/responses/<response_id>", responses.delete),
         ("POST", "/v1/responses/<response_id>/cancel", responses.cancel),
         ("GET", "/v1/responses/<response_id>/input_items", responses.list_input_items),
+        ("POST", "/v1/audio/transcriptions", audio.transcribe),
+        ("POST", "/v1/audio/translations", audio.translate),
         ("GET", "/v1/models", models.index),
         ("GET", "/v1/models/<model_id:model_id>", models.retrieve),
         ("GET", "/v1/cache", cache.show),

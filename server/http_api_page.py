@@ -14,6 +14,7 @@ from vllm_mlx.engine.host.supervisor import EngineSupervisor
 from vllm_mlx.server.anthropic import field_effects as anthropic_effects
 from vllm_mlx.server.anthropic.schemas import PrefixBody, PromptBody
 from vllm_mlx.server.app import create_app
+from vllm_mlx.server.audio import fields as audio_fields
 from vllm_mlx.server.auth import PUBLIC_PATHS
 from vllm_mlx.server.config import ServerConfig
 from vllm_mlx.server.errors import HTTP_FAULTS, RULES
@@ -21,7 +22,7 @@ from vllm_mlx.server.generated_page import write_or_check
 from vllm_mlx.server.openai import field_effects as openai_effects
 from vllm_mlx.server.openai.fields import FieldPolicy, FieldUse
 from vllm_mlx.server.openai.schemas import Body, GenerationBody
-from vllm_mlx.server.openapi import BODIES, OTHER_BODIES, POLICIES, routes_of
+from vllm_mlx.server.openapi import BODIES, FORMS, OTHER_BODIES, POLICIES, routes_of
 from vllm_mlx.server.responses_api import field_effects as responses_effects
 from vllm_mlx.server.runtime import ServerRuntime
 from vllm_mlx.server.tokenizer_pool import TextCodec
@@ -29,7 +30,12 @@ from vllm_mlx.server.tokenizer_pool import TextCodec
 PAGE = Path("docs/http-api.md")
 
 #: What every enforced field does.
-EFFECTS = {**openai_effects.EFFECTS, **anthropic_effects.EFFECTS, **responses_effects.EFFECTS}
+EFFECTS = {
+    **openai_effects.EFFECTS,
+    **anthropic_effects.EFFECTS,
+    **responses_effects.EFFECTS,
+    **audio_fields.EFFECTS,
+}
 
 INTRODUCTION = """\
 # HTTP API
@@ -92,7 +98,7 @@ def _no_tokenizer(folder: Path, trust_remote_code: bool) -> TextCodec:
 
 
 def _schemas() -> Iterator[str]:
-    paths = {schema: path for path, schema in BODIES.items()}
+    paths = {schema: path for path, schema in {**BODIES, **FORMS}.items()}
     for schema, policies in POLICIES.items():
         if schema in (GenerationBody, PromptBody, PrefixBody):
             # What it holds is part of other bodies.

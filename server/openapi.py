@@ -14,6 +14,8 @@ from quart import Quart, Response, current_app
 
 from vllm_mlx.server.anthropic import fields as anthropic_fields
 from vllm_mlx.server.anthropic.schemas import CountTokensBody, MessagesBody
+from vllm_mlx.server.audio import fields as audio_fields
+from vllm_mlx.server.audio.schemas import TranscriptionForm, TranslationForm
 from vllm_mlx.server.auth import PUBLIC_PATHS
 from vllm_mlx.server.openai import fields as openai_fields
 from vllm_mlx.server.openai.fields import FieldPolicy, FieldUse
@@ -39,11 +41,18 @@ BODIES: Mapping[str, type[Body]] = {
     "/detokenize": DetokenizeBody,
 }
 
+#: What the routes that take a form with a file take.
+FORMS: Mapping[str, type[Body]] = {
+    "/v1/audio/transcriptions": TranscriptionForm,
+    "/v1/audio/translations": TranslationForm,
+}
+
 #: What becomes of the fields of all these bodies.
 POLICIES = {
     **openai_fields.POLICIES,
     **anthropic_fields.POLICIES,
     **responses_fields.POLICIES,
+    **audio_fields.POLICIES,
 }
 
 #: Bodies that have no schema of their own.
@@ -79,7 +88,9 @@ _QUERIES: Mapping[tuple[str, str], list[dict[str, Any]]] = {
     ],
 }
 
-_STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+_STREAMS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", *FORMS}
+)
 
 _ERROR = {
     "type": "object",
@@ -202,7 +213,8 @@ def _operation(route: Route) -> dict[str, Any]:
         operation["parameters"] = parameters
     schema = _body_schema(route)
     if schema is not None:
-        content = {"application/json": {"schema": schema}}
+        kind = "multipart/form-data" if route.path in FORMS else "application/json"
+        content = {kind: {"schema": schema}}
         operation["requestBody"] = {"required": True, "content": content}
     if route.path not in PUBLIC_PATHS:
         # Where the server was started with keys; {} is for one without.
@@ -213,8 +225,8 @@ def _operation(route: Route) -> dict[str, Any]:
 def _body_schema(route: Route) -> dict[str, Any] | None:
     if route.method != "POST":
         return None
-    if route.path in BODIES:
-        return {"$ref": f"{_REF}{BODIES[route.path].__name__}"}
+    if body := BODIES.get(route.path) or FORMS.get(route.path):
+        return {"$ref": f"{_REF}{body.__name__}"}
     return OTHER_BODIES.get(route.path)
 
 
@@ -222,7 +234,8 @@ def _body_schema(route: Route) -> dict[str, Any] | None:
 def body_schemas() -> dict[str, Any]:
     """Return the JSON schemas of all bodies, with what the field policy refuses taken out."""
     _, collected = models_json_schema(
-        [(body, "validation") for body in BODIES.values()], ref_template=_REF + "{model}"
+        [(body, "validation") for body in (*BODIES.values(), *FORMS.values())],
+        ref_template=_REF + "{model}",
     )
     schemas: dict[str, Any] = collected["$defs"]
     by_name = {body.__name__: policies for body, policies in POLICIES.items()}

@@ -52,10 +52,10 @@ def decode_audio(
     """Decode a file to samples at `SAMPLE_RATE`, shape `[samples]`, full scale 1.
 
     `check` is called now and then; what it raises ends the decoding. Raises `InvalidRequestError`
-    for what is no sound, has none in it, or has too much.
+    for what is no sound or has none in it, and `FileTooLargeError`.
     """
     if path.stat().st_size > limits.max_bytes:
-        raise too_large(limits)
+        raise limits.too_large()
     with path.open("rb") as file:
         container = container_of(file)
     if container is None:
@@ -72,18 +72,8 @@ def decode_audio(
     return samples
 
 
-def too_large(limits: AudioLimits) -> InvalidRequestError:
-    """Return the error for a file with too many bytes."""
-    return _fault(f"the file is larger than {limits.max_bytes / 2**20:g} MiB (--max-audio-mb)")
-
-
 def _fault(message: str) -> InvalidRequestError:
     return InvalidRequestError(message, param="file")
-
-
-def _too_long(limits: AudioLimits) -> InvalidRequestError:
-    minutes = limits.max_seconds / 60
-    return _fault(f"the file has more than {minutes:g} minutes of sound (--max-audio-minutes)")
 
 
 def _decode_natively(
@@ -151,7 +141,7 @@ def _as_floats(
         check()
         num_frames += len(raw) // num_channels
         if num_frames >= max_frames:
-            raise _too_long(limits)
+            raise limits.too_long()
         samples = np.asarray(raw, dtype=np.int16).astype(np.float32) / 32768.0
         yield samples.reshape(-1, num_channels).mean(axis=1)
 
@@ -174,7 +164,7 @@ def _decode_by_ffmpeg(
             check()
             num_bytes += len(piece)
             if num_bytes > max_bytes:
-                raise _too_long(limits)
+                raise limits.too_long()
             pieces.append(piece)
         code = process.wait()
     if code != 0 and not pieces:
