@@ -35,7 +35,6 @@ PENDING_VALUES = (
     "--embedding-overflow-policy",
     "--kv-cache-quantization-bits",
     "--kv-cache-quantization-group-size",
-    "--max-audio-upload-mb",
     "--max-cache-blocks",
     "--max-kv-size",
     "--max-tts-input-chars",
@@ -58,6 +57,7 @@ RENAMED_FLAGS = {
     "--disable-prefix-cache": "--no-prefix-cache",
     "--enable-prefix-cache": "--prefix-cache",
     "--gpu-memory-utilization": "--kv-memory-mb",
+    "--max-audio-upload-mb": "--max-audio-mb",
     "--prefill-batch-size": "--prefill-tokens-per-step",
     "--prefill-step-size": "--prefill-tokens-per-step",
 }

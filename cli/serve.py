@@ -36,11 +36,13 @@ def serve(ctx: click.Context, /, *, print_config: bool, **values: Any) -> int:
       vllm-mlx serve
       vllm-mlx serve mlx-community/Qwen3-0.6B-8bit --port 8080
       vllm-mlx serve ./my-model --api-key secret --host 0.0.0.0
+      vllm-mlx serve --stt-model mlx-community/whisper-large-v3-turbo-asr-fp16
       vllm-mlx serve --config server.toml --print-config
     """
     given_names = given(ctx)
     options = check_together(ServeOptions(**values), given_names)
     configs = build_configs(options)
+    services = options.speech_plans(offline=options.offline)
     if print_config:
         click.echo("\n".join(config_lines(ctx, dataclasses.asdict(options))))
         return ExitCode.DONE
@@ -67,4 +69,6 @@ def serve(ctx: click.Context, /, *, print_config: bool, **values: Any) -> int:
             announce_if_local(model_config, engine_config)
 
     # The server's address and files come first: what they lack is the whole answer then.
-    return run_server(server_config, model_config, engine_config, announce=announce)
+    return run_server(
+        server_config, model_config, engine_config, announce=announce, services=services
+    )

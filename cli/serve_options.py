@@ -14,6 +14,7 @@ from vllm_mlx.cli.model_options import ModelOptions, model_options
 from vllm_mlx.cli.operation_options import OperationOptions, operation_options
 from vllm_mlx.cli.options import Decorator, FiniteRange, option, stacked
 from vllm_mlx.cli.prefix_options import PrefixOptions, prefix_options
+from vllm_mlx.cli.speech_options import SpeechOptions, speech_options
 
 if TYPE_CHECKING:
     from vllm_mlx.engine.config import EngineConfig, ModelConfig
@@ -191,13 +192,20 @@ serve_options: Decorator[Any] = stacked(
     prefix_options,
     answer_options,
     model_options,
+    speech_options,
     operation_options,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServeOptions(
-    ModelOptions, AnswerOptions, CacheOptions, AccessOptions, PrefixOptions, OperationOptions
+    ModelOptions,
+    AnswerOptions,
+    CacheOptions,
+    AccessOptions,
+    PrefixOptions,
+    SpeechOptions,
+    OperationOptions,
 ):
     """Hold the parsed options of `serve`, by the names of their flags."""
 

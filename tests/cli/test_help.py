@@ -22,6 +22,8 @@ from vllm_mlx.cli.serve_options import (
     PREFILL_TOKENS_PER_STEP,
     STEP_TIMEOUT_S,
 )
+from vllm_mlx.cli.speech_options import MAX_AUDIO_MB, MAX_AUDIO_MINUTES, audio_limits
+from vllm_mlx.engine.audio.limits import AudioLimits
 from vllm_mlx.engine.config import DEMO_MODEL, DtypeName, EngineConfig, LoadFormat
 from vllm_mlx.engine.models.dummy_shapes import DUMMY_SHAPES
 from vllm_mlx.server.config import ServerConfig
@@ -112,6 +114,7 @@ def test_defaults_are_those_of_the_configurations() -> None:
     assert (DEMO_MODEL, get_args(DtypeName)) == (DEFAULT_MODEL, DTYPES)
     assert (get_args(LoadFormat), tuple(DUMMY_SHAPES)) == (LOAD_FORMATS, SHAPES)
     assert engine.max_num_seqs == MAX_NUM_SEQS
+    assert audio_limits(MAX_AUDIO_MB, MAX_AUDIO_MINUTES) == AudioLimits()
     assert server.max_queue == MAX_QUEUE
     assert server.max_queue_tokens == MAX_QUEUE_TOKENS
     assert engine.prefill_tokens_per_step == PREFILL_TOKENS_PER_STEP
@@ -153,4 +156,5 @@ def test_completion_knows_commands_and_options(run_cli: RunCli) -> None:
     offered = {line.partition(",")[2] for line in options.stdout.split()}
     expected = {"--max-tokens", "--max-request-tokens", "--max-num-seqs", "--max-queue"}
     expected |= {"--max-model-len", "--max-queue-tokens", "--max-body-mb", "--max-header-kb"}
+    expected |= {"--max-audio-mb", "--max-audio-minutes"}
     assert offered == expected

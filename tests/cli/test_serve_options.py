@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from vllm_mlx.cli.main import main
 from vllm_mlx.engine.config import EngineConfig, ModelConfig
 from vllm_mlx.server.config import ServerConfig
+from vllm_mlx.server.services.plan import ServicePlan
 
 MIB = 1024 * 1024
 
@@ -72,9 +74,15 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Configs:
     caught: Configs = {}
 
     def run_server(
-        server: ServerConfig, model: ModelConfig, engine: EngineConfig, announce: Any
+        server: ServerConfig,
+        model: ModelConfig,
+        engine: EngineConfig,
+        announce: Any,
+        services: Sequence[ServicePlan],
     ) -> int:
         caught.update(server=server, model=model, engine=engine)
+        # Absent where there are none, as most tests have it.
+        caught.update({plan.flag: plan for plan in services})
         return 0
 
     monkeypatch.setattr("vllm_mlx.server.serving.run_server", run_server)
