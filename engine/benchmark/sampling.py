@@ -8,11 +8,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
+from msgspec.structs import replace
 
 from vllm_mlx.engine.platform import device_name, prepare_environment
 

@@ -15,6 +15,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 
 class KVSpace(Protocol):
     """Answer the scheduler's questions about bytes, and do what it decides; mlx-free to import."""
@@ -57,8 +59,7 @@ class KVSpace(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRow:
+class BatchRow(msgspec.Struct, frozen=True):
     """Place one row of a forward: its index in the batch arrays and its position."""
 
     row_id: str

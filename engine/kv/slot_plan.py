@@ -120,6 +120,10 @@ class SlotPlan:
     def __len__(self) -> int:
         return len(self._places)
 
+    def has_room(self, row_id: str, num_tokens: int) -> bool:
+        """Say whether the row can hold so many tokens where it stands."""
+        return num_tokens <= self.groups[self._places[row_id][0]].capacity
+
     def capacity_for(self, num_tokens: int) -> int:
         """Return the capacity class of a row: the next power of two, cut at the longest row."""
         power = 1 << max(num_tokens - 1, MIN_CAPACITY - 1).bit_length()

@@ -123,6 +123,8 @@ class SlotLayout:
 
     def can_grow(self, row_id: str, num_tokens: int) -> bool:
         """Say whether the row can hold `num_tokens`, moving it if it must."""
+        if self._plan.has_room(row_id, num_tokens):
+            return True
         reserved = self._reserved_bytes
         return self._fits(
             lambda shared: self._plan.can_grow(
@@ -133,6 +135,8 @@ class SlotLayout:
 
     def grow(self, row_id: str, num_tokens: int) -> None:
         """Make sure that the row has room for `num_tokens`."""
+        if self._plan.has_room(row_id, num_tokens):
+            return
         beside = self._reserved_bytes + self._shared_bytes
         self._carry_out(self._plan.grow(row_id, num_tokens, reserved_bytes=beside))
 
@@ -173,18 +177,15 @@ class SlotLayout:
         offsets: list[int] = []
         for group_id, group in sorted(self._plan.groups.items()):
             start = len(offsets)
-            live = [row_id in position_of for row_id in group.rows]
-            group_positions = [
-                position_of[row_id] if row_id is not None and row_id in position_of else 0
-                for row_id in group.rows
-            ]
+            # A hole has no position.
+            found = [None if row_id is None else position_of.get(row_id) for row_id in group.rows]
             rows += [
-                BatchRow(row_id, start + index, position_of[row_id])
-                for index, row_id in enumerate(group.rows)
-                if row_id is not None and row_id in position_of
+                BatchRow(row_id, start + index, position)
+                for index, (row_id, position) in enumerate(zip(group.rows, found, strict=True))
+                if row_id is not None and position is not None
             ]
-            offsets += group_positions
-            steps.append(GroupStep(group_id, start, group_positions, live))
+            offsets += [position or 0 for position in found]
+            steps.append(GroupStep(group_id, start, found))
         view = StepView(tuple(steps), mx.array(offsets, dtype=mx.int32))
         for layer in self._layers:
             layer.bind(view)

@@ -13,21 +13,19 @@ class GroupStep:
     """Describe one group's part of a forward; arrays are built once and shared by all layers.
 
     `positions[i]` is the position of the token that row i of the group reads, so after the write
-    the row holds `positions[i] + 1` tokens. Dead rows have position 0 and are not `live`.
+    the row holds `positions[i] + 1` tokens; None for a dead row, which writes to position 0.
     """
 
-    def __init__(
-        self, group: int, start: int, positions: Sequence[int], live: Sequence[bool]
-    ) -> None:
+    def __init__(self, group: int, start: int, positions: Sequence[int | None]) -> None:
         self.group = group
         #: Index of the group's first row in the batch.
         self.start = start
         self.num_rows = len(positions)
         self._positions = positions
-        lengths = [p + 1 for p, alive in zip(positions, live, strict=True) if alive] or [1]
+        live = [position for position in positions if position is not None] or [0]
         #: Longest row after the write.
-        self.max_length = max(lengths)
-        self._min_length = min(lengths)
+        self.max_length = max(live) + 1
+        self._min_length = min(live) + 1
         self._writes: dict[int, mx.array] = {}
         self._masks: dict[tuple[int, int | None, bool], mx.array | None] = {}
 
@@ -38,7 +36,8 @@ class GroupStep:
 
     @cached_property
     def _position_array(self) -> mx.array:
-        return mx.array(list(self._positions), dtype=mx.int32).reshape(-1, 1, 1, 1)
+        positions = [position or 0 for position in self._positions]
+        return mx.array(positions, dtype=mx.int32).reshape(-1, 1, 1, 1)
 
     def write_index(self, size: int) -> mx.array:
         """Return where each row writes in a ring of `size` slots: `[num_rows, 1, 1, 1]` int32."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -17,15 +17,16 @@ from vllm_mlx.engine.kv.layout import BatchView, KVLayout
 from vllm_mlx.engine.kv.stock_caches import cache_arrays, merge_rows, split_rows
 from vllm_mlx.engine.run.grammar_mask import apply_masks
 from vllm_mlx.engine.run.logit_adjustment import LogitAdjuster, PlacedRow
-from vllm_mlx.engine.run.sampler import Draw, RowSampling, draw
+from vllm_mlx.engine.run.sampler import MIN_TEMPERATURE, Draw, RowSampling, draw
 from vllm_mlx.engine.run.scoring import DrawScores, score_prompt
 
+#: How rows without any noise are drawn.
+_GREEDY = RowSampling(temperature=0.0)
 #: Most logits of a prompt that are computed at once: 128 MiB in float32.
 MAX_SCORED_LOGITS = 1 << 25
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnToken:
+class DrawnToken(NamedTuple):
     """Hold what one row drew in one step."""
 
     token: int
@@ -69,7 +70,7 @@ class Runner:
         if in_flight is None or in_flight.draw is None or in_flight.peaks is None:
             return {}
         tokens = in_flight.draw.read()
-        is_sound = np.isfinite(np.array(in_flight.peaks))
+        is_sound = np.isfinite(np.array(in_flight.peaks)).tolist()
         scores = in_flight.scores.read(tokens) if in_flight.scores is not None else {}
         return {
             row.row_id: DrawnToken(
@@ -195,6 +196,9 @@ def _scores(logits: mx.array, tokens: mx.array, rows: Sequence[PlacedRow]) -> Dr
 def row_sampling(sequence: TokenSequence, eos_token_ids: frozenset[int]) -> RowSampling:
     """Return how the sequence's next token is to be drawn; its noise position is its count."""
     params = sequence.sampling
+    if params.temperature < MIN_TEMPERATURE and sequence.forced_token is None:
+        banned = sequence.banned_token_ids(eos_token_ids)
+        return RowSampling(temperature=0.0, banned=banned) if banned else _GREEDY
     return RowSampling(
         temperature=params.temperature,
         top_p=params.top_p,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 
 #: Candidates that filters look at before they resort to sorting the vocabulary.
@@ -18,9 +18,8 @@ MIN_TEMPERATURE = 1e-5
 _MASK64 = 2**64 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class RowSampling:
-    """Say how one row's next token is drawn."""
+class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
+    """Say how one row's next token is drawn; one is made for each row at every step."""
 
     #: 0 is greedy.
     temperature: float = 1.0

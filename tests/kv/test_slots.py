@@ -30,7 +30,7 @@ def filled_slots(rows: int, capacity: int) -> KVSlots:
 
 def write_step(slots: KVSlots, rows: int, position: int) -> mx.array:
     """Write one token a row as a forward would, and return something that reads it."""
-    step = GroupStep(0, 0, [position] * rows, [True] * rows)
+    step = GroupStep(0, 0, [position] * rows)
     slots.bind(StepView((step,), mx.array([position] * rows, dtype=mx.int32)))
     token = mx.full((rows, HEADS, 1, DIM), float(position))
     keys, values = slots.update_and_fetch(token, token)
@@ -74,7 +74,7 @@ def test_a_write_does_not_cost_more_at_a_larger_capacity() -> None:
     """The write of one token costs the same in a group of four times the capacity."""
 
     def best_of(slots: KVSlots) -> float:
-        step = GroupStep(0, 0, [5] * 8, [True] * 8)
+        step = GroupStep(0, 0, [5] * 8)
         slots.bind(StepView((step,), mx.array([5] * 8, dtype=mx.int32)))
         token = mx.ones((8, HEADS, 1, DIM))
         times = []
