@@ -15,7 +15,6 @@ import click
 
 from vllm_mlx.cli.errors import ExitCode, OutputClosedError, TerminatedError, report
 from vllm_mlx.cli.options import RunSettings, verbose_option
-from vllm_mlx.cli.pending import PENDING_COMMANDS, pending_command
 
 PROGRAM = "vllm-mlx"
 
@@ -23,6 +22,7 @@ PROGRAM = "vllm-mlx"
 COMMANDS = {
     "serve": "vllm_mlx.cli.serve:serve",
     "chat": "vllm_mlx.cli.chat:chat",
+    "transcribe": "vllm_mlx.cli.transcribe:transcribe",
     "bench-serve": "vllm_mlx.cli.bench_serve:bench_serve",
     "warm": "vllm_mlx.cli.warm:warm",
     "cache": "vllm_mlx.cli.cache:cache",
@@ -38,13 +38,11 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all subcommands, in the order of the help page."""
         del ctx
-        return [*COMMANDS, *PENDING_COMMANDS]
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the subcommand `cmd_name`, importing it; None if there is none."""
         del ctx
-        if cmd_name in PENDING_COMMANDS:
-            return pending_command(cmd_name)
         target = COMMANDS.get(cmd_name)
         if target is None:
             return None
@@ -64,7 +62,6 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=f"Not in this build yet: {', '.join(PENDING_COMMANDS)}.",
 )
 @click.version_option(package_name=PROGRAM, message="%(prog)s %(version)s")
 @verbose_option

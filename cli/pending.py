@@ -1,18 +1,13 @@
-"""List the commands and flags that are known but not built yet, and refuse each by name."""
+"""List the flags that are known but not built yet, and refuse each by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-#: Commands of later work and what they will do; a tuple of names is a group's commands.
-PENDING_COMMANDS: dict[str, str] = {
-    "transcribe": "Turn audio files into text.",
-}
 
 #: Flags of `serve` that take no value.
 PENDING_SWITCHES = (
@@ -110,21 +105,3 @@ def _refusal(flags: Sequence[str]) -> str:
         verb = "is" if len(pending) == 1 else "are"
         parts.insert(0, f"{', '.join(pending)} {verb} not in this build yet")
     return "; ".join(parts)
-
-
-def pending_command(name: str) -> click.Command:
-    """Return a hidden command that accepts anything and refuses to run."""
-
-    @click.command(
-        name,
-        hidden=True,
-        help=f"{PENDING_COMMANDS[name]} Not in this build yet.",
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    )
-    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-    @click.pass_context
-    def refuse(ctx: click.Context, arguments: tuple[str, ...]) -> NoReturn:
-        del arguments
-        raise click.UsageError(f"'{ctx.command_path}' is not in this build yet", ctx.parent)
-
-    return refuse

@@ -14,7 +14,6 @@ import click
 from vllm_mlx.cli.errors import ExitCode
 from vllm_mlx.cli.main import COMMANDS, PROGRAM, cli
 from vllm_mlx.cli.pending import (
-    PENDING_COMMANDS,
     PENDING_SWITCHES,
     PENDING_VALUES,
     RENAMED_FLAGS,
@@ -81,7 +80,7 @@ def _pending() -> Iterator[str]:
     yield "## Not in this build yet"
     yield (
         "These are known and refused by name with exit code 2, rather than ignored. "
-        "Commands: " + _listed(PENDING_COMMANDS) + ". Options of `serve`: "
+        "Options of `serve`: "
         f"{_listed(sorted((*PENDING_SWITCHES, *PENDING_VALUES)))}."
     )
     yield "Options of other servers of this kind, and the one that has their job here:"

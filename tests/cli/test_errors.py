@@ -74,7 +74,6 @@ def test_an_error_is_one_line_without_control_characters() -> None:
         (["serve", "one", "two"], "unexpected extra argument (two)"),
         (["serve", "--no-such-flag"], "--no-such-flag"),
         (["serve", "--gpu-memory-utilization", "0.9"], "--kv-memory-mb"),
-        (["transcribe", "talk.wav"], "'vllm-mlx transcribe' is not in this build yet"),
         (["sevre"], "No such command 'sevre'"),
         (["chat", "-m", " "], "the question is empty"),
         (["chat", "--api-key", "k", "-m", "x"], "--api-key needs --url"),

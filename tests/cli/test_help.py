@@ -14,7 +14,7 @@ import pytest
 
 from vllm_mlx.cli.main import COMMANDS, cli
 from vllm_mlx.cli.model_options import DEFAULT_MODEL, DTYPES, LOAD_FORMATS, SHAPES
-from vllm_mlx.cli.pending import PENDING_COMMANDS, env_name
+from vllm_mlx.cli.pending import env_name
 from vllm_mlx.cli.serve_options import (
     MAX_NUM_SEQS,
     MAX_QUEUE,
@@ -40,7 +40,7 @@ LIMIT_S = 0.25
 
 PAGES = [
     *(["--help"], ["--version"], ["cache", "inspect", "--help"]),
-    *([name, "--help"] for name in [*COMMANDS, *PENDING_COMMANDS]),
+    *([name, "--help"] for name in COMMANDS),
 ]
 
 #: Runs one command line and prints, on stderr, which of the named modules it loaded.
