@@ -32,6 +32,7 @@ LOADING = {
     "dtype": "--dtype",
     "load_format": "--load-format",
     "shape": "--shape",
+    "moe_top_k": "--moe-top-k",
     "max_model_len": "--max-model-len",
     "kv_memory_mb": "--kv-memory-mb",
     "adapter_path": "--adapter-path",

@@ -49,6 +49,13 @@ model_options: Decorator[Any] = stacked(
         f"{', '.join(SHAPES)}.",
     ),
     option(
+        "--moe-top-k",
+        type=click.IntRange(min=1),
+        metavar="EXPERTS",
+        help="Ask fewer experts for each token than a mixture of experts was made for: faster, and "
+        "a little worse. Refused for other models.",
+    ),
+    option(
         "--max-model-len",
         type=click.IntRange(min=1),
         metavar="TOKENS",
@@ -86,6 +93,7 @@ class ModelOptions(TemplateOptions):
     #: One of `LOAD_FORMATS`.
     load_format: Any
     shape: str | None
+    moe_top_k: int | None
     max_model_len: int | None
     kv_memory_mb: int | None
     adapter_path: str | None
@@ -117,6 +125,7 @@ class ModelOptions(TemplateOptions):
             model=self.model_name,
             load_format=self.load_format,
             shape=self.shape,
+            moe_top_k=self.moe_top_k,
             dtype=self.dtype,
             adapter_path=self.adapter_path,
             trust_remote_code=self.trust_remote_code,

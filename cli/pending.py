@@ -36,7 +36,6 @@ PENDING_VALUES = (
     "--mcp-config",
     "--memory-budget-gb",
     "--models-config",
-    "--moe-top-k",
     "--mtp-num-draft-tokens",
     "--paged-cache-block-size",
     "--rerank-model",

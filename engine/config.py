@@ -75,7 +75,8 @@ class ChatConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Say which weights to load and how.
 
-    Raises `UsageError` for a shape that is not known, or without random weights to fill it.
+    Raises `UsageError` for a shape that is not known, or without random weights to fill it, and
+    for no experts.
     """
 
     #: `demo`, a local folder, or a hub repository; with random weights no more than a name.
@@ -90,6 +91,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     trust_remote_code: bool = False
     #: Never reach for the network.
     offline: bool = False
+    #: Experts asked for each token, of a mixture of experts; None asks as many as it was made for.
+    moe_top_k: int | None = None
     #: Shortens the model's own context length.
     max_model_len: int | None = None
     chat: ChatConfig = ChatConfig()
@@ -97,6 +100,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.load_format == "dummy") != (self.shape is not None):
             raise UsageError("random weights need a shape, and a shape is for random weights only")
+        if self.moe_top_k is not None and self.moe_top_k < 1:
+            raise UsageError(f"a token asks at least one expert, not {self.moe_top_k}")
         if self.shape is not None:
             from vllm_mlx.engine.models.dummy_shapes import DUMMY_SHAPES
 

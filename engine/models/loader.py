@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,11 +15,12 @@ from vllm_mlx.engine.config import EngineConfig, ModelConfig, ModelInfo
 from vllm_mlx.engine.core.memory_guard import MemoryGuard
 from vllm_mlx.engine.kv.block_hash import Namespace
 from vllm_mlx.engine.models.dummy_shapes import DUMMY_SHAPES
+from vllm_mlx.engine.models.experts import with_fewer_experts
 from vllm_mlx.engine.models.fingerprint import kv_libraries, model_namespace
 from vllm_mlx.engine.models.fit import PLANNED_CONTEXT, plan_kv_budget, prefix_bytes
 from vllm_mlx.engine.models.progress import ProgressCallback
 from vllm_mlx.engine.models.resolve import resolve_model
-from vllm_mlx.engine.models.summary import CheckpointSummary, summarize_checkpoint
+from vllm_mlx.engine.models.summary import CheckpointSummary, read_config, summarize_checkpoint
 from vllm_mlx.engine.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def _load_weights(
     is_cast = platform.installed_backend() == "cpu" or model.dtype != "auto"
     return load_text_model(
         path,
+        overrides=_overrides(path, model),
         shape=DUMMY_SHAPES[model.shape] if model.shape is not None else None,
         dtype=summary.dtype if is_cast else None,
         dequantize=summary.dequantizes,
@@ -121,6 +123,13 @@ def _load_weights(
         trust_remote_code=model.trust_remote_code,
         on_progress=on_progress,
     )
+
+
+def _overrides(path: Path, model: ModelConfig) -> dict[str, Any] | None:
+    """Return what the model is told in place of fields of its config.json."""
+    if model.moe_top_k is None:
+        return None
+    return with_fewer_experts(read_config(path), model.moe_top_k)
 
 
 def _describe(
@@ -162,7 +171,7 @@ def prefix_namespace(
     """
     if engine.ssd_cache_dir is None:
         return Namespace(weights=str(path), kv_dtype=kv_dtype, block_size=engine.cache_block_size)
-    return model_namespace(
+    namespace = model_namespace(
         path,
         Path(model.adapter_path) if model.adapter_path is not None else None,
         kv_dtype,
@@ -171,6 +180,10 @@ def prefix_namespace(
         weights=DUMMY_SHAPES[model.shape].fingerprint if model.shape is not None else None,
         label=model.model,
     )
+    if model.moe_top_k is None:
+        return namespace
+    weights = f"{namespace.weights}, {model.moe_top_k} experts a token"
+    return msgspec.structs.replace(namespace, weights=weights)
 
 
 def generation_defaults(path: Path) -> dict[str, float]:

@@ -13,6 +13,7 @@ from vllm_mlx.engine.config import ModelConfig
 from vllm_mlx.engine.errors import ModelLoadError
 from vllm_mlx.engine.memory import AttentionShape, host_limits, usable_bytes
 from vllm_mlx.engine.models.dummy_shapes import DUMMY_SHAPES
+from vllm_mlx.engine.models.experts import with_fewer_experts
 from vllm_mlx.engine.models.kv_shape import first_of, head_dim, kv_shape, text_config
 from vllm_mlx.engine.models.resolve import weight_files
 from vllm_mlx.engine.models.safetensors_file import StoredTensor, read_header
@@ -71,9 +72,12 @@ def summarize_checkpoint(
     """Summarise the model folder `path` as `config` would load it here; MLX is not imported.
 
     `backend` and `available_bytes` (what dequantised weights may take) default to this machine's.
-    Raises ModelLoadError if a header or config.json cannot be read.
+    Raises ModelLoadError if a header or config.json cannot be read, or for experts that the model
+    does not have.
     """
     document = read_config(path)
+    if config.moe_top_k is not None:
+        document |= with_fewer_experts(document, config.moe_top_k)
     text = text_config(document)
     tensors: dict[str, StoredTensor] = {}
     if config.shape is not None:

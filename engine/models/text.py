@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ def load_text_model(
     path: Path,
     *,
     shape: DummyShape | None = None,
+    overrides: dict[str, Any] | None = None,
     dtype: str | None,
     dequantize: bool,
     adapter_path: str | None,
@@ -35,12 +37,16 @@ def load_text_model(
 ) -> Module:
     """Load weights from a local folder and evaluate them on the calling thread.
 
-    With a `shape` they are random, and the folder needs to hold none. `dtype` casts every floating
+    With a `shape` they are random, and the folder needs to hold none. `overrides` replace fields
+    of the model's config.json. `dtype` casts every floating
     parameter (None keeps the checkpoint's own); `dequantize` turns quantised layers into plain
     ones of that dtype. Raises ModelLoadError subclasses.
     """
     on_progress("loading weights", 0.0)
-    model = _stored_model(path, trust_remote_code) if shape is None else dummy_model(shape)
+    if shape is None:
+        model = _stored_model(path, overrides, trust_remote_code)
+    else:
+        model = dummy_model(replace(shape, config={**shape.config, **(overrides or {})}))
     if adapter_path is not None:
         model = _with_adapter(model, adapter_path)
     if dtype is not None:
@@ -52,9 +58,11 @@ def load_text_model(
     return cast(Module, model)
 
 
-def _stored_model(path: Path, trust_remote_code: bool) -> Any:
+def _stored_model(path: Path, overrides: dict[str, Any] | None, trust_remote_code: bool) -> Any:
     try:
-        return load_model(path, lazy=True, trust_remote_code=trust_remote_code)[0]
+        return load_model(
+            path, lazy=True, model_config=overrides, trust_remote_code=trust_remote_code
+        )[0]
     except FileNotFoundError as error:
         raise ModelNotFoundError(f"{path} holds no model weights: {error}") from error
     except ValueError as error:

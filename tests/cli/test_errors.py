@@ -93,9 +93,9 @@ def test_usage_errors(args: list[str], expected: str, capsys: pytest.CaptureFixt
 
 def test_a_pending_flag_is_refused_from_the_environment_too(run_cli: RunCli) -> None:
     """A variable of a flag that is not built is not ignored."""
-    done = run_cli("serve", VLLM_MLX_MOE_TOP_K="6")
+    done = run_cli("serve", VLLM_MLX_MODELS_CONFIG="models.toml")
     assert done.returncode == 2
-    assert "--moe-top-k is not in this build yet" in done.stderr
+    assert "--models-config is not in this build yet" in done.stderr
 
 
 def test_an_unreachable_server_exits_5(run_cli: RunCli, server: ScriptedServer) -> None:

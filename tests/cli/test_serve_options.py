@@ -55,6 +55,7 @@ EVERYTHING = {
     "--dtype": ("float16", "model.dtype", "float16"),
     "--load-format": ("dummy", "model.load_format", "dummy"),
     "--shape": ("tiny", "model.shape", "tiny"),
+    "--moe-top-k": ("2", "model.moe_top_k", 2),
     "--max-model-len": ("1024", "model.max_model_len", 1024),
     "--adapter-path": ("adapter", "model.adapter_path", "adapter"),
     "--trust-remote-code": (None, "model.trust_remote_code", True),
