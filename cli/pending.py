@@ -25,9 +25,6 @@ PENDING_SWITCHES = (
 #: Flags of `serve` that take a value.
 PENDING_VALUES = (
     "--auto-unload-idle-seconds",
-    "--embedding-max-length",
-    "--embedding-model",
-    "--embedding-overflow-policy",
     "--kv-cache-quantization-bits",
     "--kv-cache-quantization-group-size",
     "--max-cache-blocks",
@@ -38,7 +35,6 @@ PENDING_VALUES = (
     "--models-config",
     "--mtp-num-draft-tokens",
     "--paged-cache-block-size",
-    "--rerank-model",
     "--specprefill-draft-model",
     "--specprefill-keep-pct",
     "--specprefill-threshold",

@@ -12,7 +12,13 @@ from vllm_mlx.cli.errors import ExitCode
 from vllm_mlx.cli.model_options import model_argument
 from vllm_mlx.cli.options import RunSettings, given, verbose_option
 from vllm_mlx.cli.pending import RefusingCommand, pending_options
-from vllm_mlx.cli.serve_options import ServeOptions, build_configs, check_together, serve_options
+from vllm_mlx.cli.serve_options import (
+    ServeOptions,
+    build_configs,
+    check_together,
+    serve_options,
+    service_plans,
+)
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -36,13 +42,14 @@ def serve(ctx: click.Context, /, *, print_config: bool, **values: Any) -> int:
       vllm-mlx serve
       vllm-mlx serve mlx-community/Qwen3-0.6B-8bit --port 8080
       vllm-mlx serve ./my-model --api-key secret --host 0.0.0.0
+      vllm-mlx serve --embedding-model mlx-community/multilingual-e5-small-mlx
       vllm-mlx serve --stt-model mlx-community/whisper-large-v3-turbo-asr-fp16
       vllm-mlx serve --config server.toml --print-config
     """
     given_names = given(ctx)
     options = check_together(ServeOptions(**values), given_names)
     configs = build_configs(options)
-    services = options.speech_plans(offline=options.offline)
+    services = service_plans(options, given_names)
     if print_config:
         click.echo("\n".join(config_lines(ctx, dataclasses.asdict(options))))
         return ExitCode.DONE
@@ -66,6 +73,8 @@ def serve(ctx: click.Context, /, *, print_config: bool, **values: Any) -> int:
 
     def announce() -> None:
         with echoes_logged(options.log_format):
+            if options.no_chat_model:
+                return
             announce_if_local(model_config, engine_config)
 
     # The server's address and files come first: what they lack is the whole answer then.

@@ -10,6 +10,7 @@ import click
 from vllm_mlx.cli.access_options import AccessOptions, access_options
 from vllm_mlx.cli.cache_options import CacheOptions, cache_options
 from vllm_mlx.cli.chat_config_options import AnswerOptions, answer_options
+from vllm_mlx.cli.encoder_options import EncoderOptions, encoder_options
 from vllm_mlx.cli.model_options import ModelOptions, model_options
 from vllm_mlx.cli.operation_options import OperationOptions, operation_options
 from vllm_mlx.cli.options import Decorator, FiniteRange, option, stacked
@@ -19,6 +20,7 @@ from vllm_mlx.cli.speech_options import SpeechOptions, speech_options
 if TYPE_CHECKING:
     from vllm_mlx.engine.config import EngineConfig, ModelConfig
     from vllm_mlx.server.config import ServerConfig
+    from vllm_mlx.server.services.plan import ServicePlan
 
 # Written out for the same reason as in `model_options`, and held equal by the same test.
 MAX_NUM_SEQS = 64
@@ -192,6 +194,7 @@ serve_options: Decorator[Any] = stacked(
     prefix_options,
     answer_options,
     model_options,
+    encoder_options,
     speech_options,
     operation_options,
 )
@@ -204,6 +207,7 @@ class ServeOptions(
     CacheOptions,
     AccessOptions,
     PrefixOptions,
+    EncoderOptions,
     SpeechOptions,
     OperationOptions,
 ):
@@ -265,6 +269,26 @@ def check_together(options: ServeOptions, given: frozenset[str]) -> ServeOptions
     return options
 
 
+def service_plans(options: ServeOptions, given: frozenset[str]) -> list[ServicePlan]:
+    """Return the engines beside the chat model, or instead of it; raise `UsageError`."""
+    plans = options.encoder_plans(
+        offline=options.offline, trust_remote_code=options.trust_remote_code
+    )
+    plans += options.speech_plans(offline=options.offline)
+    if not options.no_chat_model:
+        return plans
+    if not plans:
+        raise click.UsageError(
+            "--no-chat-model leaves nothing to serve: name a model with --embedding-model, "
+            "--rerank-model or --stt-model"
+        )
+    unfit = [name for name in ("model", "warm_prompts") if name in given]
+    if unfit:
+        what = "MODEL" if unfit[0] == "model" else "--warm-prompts"
+        raise click.UsageError(f"{what} is for a chat model, which --no-chat-model leaves out")
+    return plans
+
+
 def build_configs(options: ServeOptions) -> tuple[ServerConfig, ModelConfig, EngineConfig]:
     """Return the configurations of server, model and engine; raise `UsageError` if one refuses."""
     from vllm_mlx.engine.config import EngineConfig
@@ -294,6 +318,7 @@ def build_configs(options: ServeOptions) -> tuple[ServerConfig, ModelConfig, Eng
         **options.access_fields(),
         **options.prefix_fields(),
         **options.operation_fields(),
+        **options.service_fields(),
     )
     engine = EngineConfig(
         max_num_seqs=options.max_num_seqs,

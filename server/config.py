@@ -92,6 +92,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     serves_chat: bool = True
     #: Load engines of other kinds when a request first needs them, not at the start.
     loads_on_demand: bool = False
+    #: Cut texts that are too long for the embedding model instead of refusing them.
+    truncates_embeddings: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

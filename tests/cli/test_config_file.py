@@ -103,7 +103,7 @@ def test_the_command_line_wins_then_the_environment_then_the_file(
         ('strict-fields = "yes"', "strict-fields must be true or false"),
         ("api-key = [1]", "api-key must be a string or a list of strings"),
         ('dtype = "int3"', "'int3' is not one of"),
-        ('rerank-model = "x"', "--rerank-model is not in this build yet"),
+        ('mcp-config = "x"', "--mcp-config is not in this build yet"),
         ("gpu-memory-utilization = 0.9", "use --kv-memory-mb"),
         ("continuous-batching = false\nmax-num-seqs = 2", "which contradicts --max-num-seqs 2"),
     ],

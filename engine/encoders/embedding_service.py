@@ -1,0 +1,184 @@
+"""The service behind `/v1/embeddings`: an encoder, its tokenizer and its pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from vllm_mlx.engine.config import ModelConfig
+from vllm_mlx.engine.core.outputs import unpack_tokens
+from vllm_mlx.engine.encoders.architecture import EncoderShape, encoder_shape, read_config
+from vllm_mlx.engine.encoders.batches import batches
+from vllm_mlx.engine.encoders.encoder import Encoder
+from vllm_mlx.engine.encoders.kinds import EmbedPart, EmbedRequest, EncoderConfig
+from vllm_mlx.engine.encoders.limits import check_length, length_limit
+from vllm_mlx.engine.encoders.pooling import Pooler
+from vllm_mlx.engine.encoders.sentence_folder import SentenceSettings, read_sentence_settings
+from vllm_mlx.engine.encoders.token_batch import token_batch
+from vllm_mlx.engine.encoders.tokenizing import (
+    EncodedText,
+    EncoderTokenizer,
+    load_encoder_tokenizer,
+)
+from vllm_mlx.engine.encoders.weights import EncoderWeights, build_encoder
+from vllm_mlx.engine.errors import InvalidRequestError
+from vllm_mlx.engine.host.messages import ServiceInfo
+from vllm_mlx.engine.host.service import ProgressCallback
+from vllm_mlx.engine.models.resolve import resolve_model
+from vllm_mlx.engine.platform import device_name
+
+
+class EmbeddingService:
+    """Answer with the vectors of texts; the MLX thread only. Made by `load_embedding`."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        tokenizer: EncoderTokenizer,
+        settings: SentenceSettings,
+        pooler: Pooler,
+        shape: EncoderShape,
+        info: ServiceInfo,
+        max_length: int,
+    ) -> None:
+        self.info = info
+        self._encoder = encoder
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._pooler = pooler
+        self._shape = shape
+        self._max_length = max_length
+        self._num_dimensions = pooler.num_dimensions(shape.hidden_size)
+
+    def handle(self, request: EmbedRequest) -> Iterator[EmbedPart]:
+        """Yield the vectors of one batch of like lengths after another.
+
+        Raises `InvalidRequestError` that names the input at fault.
+        """
+        self._check(request)
+        prompt = self._prompt(request)
+        texts = self._encoded(request, prompt)
+        skipped = 0
+        if prompt and not self._settings.pools_prompt:
+            skipped = self._tokenizer.num_prompt_tokens(prompt)
+        for indices in batches([len(text.token_ids) for text in texts]):
+            yield self._part(texts, indices, skipped, request.dimensions)
+
+    def close(self) -> None:
+        """Have nothing that must be freed in order."""
+
+    def _check(self, request: EmbedRequest) -> None:
+        wanted, most = request.dimensions, self._num_dimensions
+        if wanted is not None and wanted > most:
+            raise InvalidRequestError(
+                f"dimensions is {wanted}, but the model's vectors have {most}", param="dimensions"
+            )
+
+    def _prompt(self, request: EmbedRequest) -> str:
+        name = request.prompt_name
+        if name is None:
+            name = self._settings.default_prompt
+        if name is None or request.tokens:
+            return ""
+        if name not in self._settings.prompts:
+            known = ", ".join(map(repr, self._settings.prompts)) or "none"
+            raise InvalidRequestError(
+                f"the model has no prompt {name!r}; it has {known}", param="prompt_name"
+            )
+        return self._settings.prompts[name]
+
+    def _encoded(self, request: EmbedRequest, prompt: str) -> list[EncodedText]:
+        limit = self._max_length
+        if request.max_tokens is not None:
+            limit = min(limit, request.max_tokens)
+        is_cut = request.truncate or request.max_tokens is not None
+        if request.tokens:
+            texts = [self._given(packed, limit if is_cut else None) for packed in request.tokens]
+        else:
+            given = [prompt + text for text in request.texts]
+            texts = self._tokenizer.encode(given, limit if is_cut else None)
+        for index, text in enumerate(texts):
+            check_length(len(text.token_ids), self._max_length, f"input[{index}]")
+        return texts
+
+    def _given(self, packed: bytes, limit: int | None) -> EncodedText:
+        tokens = unpack_tokens(packed)
+        highest = max(tokens)
+        if highest >= self._shape.vocab_size:
+            raise InvalidRequestError(
+                f"input has the token {highest}, but the vocabulary ends at "
+                f"{self._shape.vocab_size - 1}",
+                param="input",
+            )
+        return EncodedText(tokens[:limit], [0] * len(tokens[:limit]), len(tokens))
+
+    def _part(
+        self,
+        texts: Sequence[EncodedText],
+        indices: Sequence[int],
+        skipped: int,
+        dimensions: int | None,
+    ) -> EmbedPart:
+        chosen = [texts[index] for index in indices]
+        batch = token_batch(
+            chosen,
+            pad_token_id=self._shape.pad_token_id,
+            has_types=self._shape.num_token_types > 1,
+        )
+        hidden = self._encoder(batch)
+        vectors = self._pooler(hidden, batch.mask, skipped, dimensions)
+        return EmbedPart(
+            indices=tuple(indices),
+            vectors=np.asarray(vectors).astype("<f4", copy=False).tobytes(),
+            num_tokens=sum(len(text.token_ids) for text in chosen),
+            num_truncated=sum(text.is_cut for text in chosen),
+        )
+
+
+def load_embedding(config: EncoderConfig, on_progress: ProgressCallback) -> EmbeddingService:
+    """Load the model of an embedding service; raise `ModelLoadError`."""
+    folder = resolve_model(
+        ModelConfig(
+            model=config.model, trust_remote_code=config.trust_remote_code, offline=config.offline
+        ),
+        on_progress,
+    )
+    shape = encoder_shape(read_config(folder))
+    settings = read_sentence_settings(folder)
+    on_progress("loading weights", None)
+    tokenizer = load_encoder_tokenizer(folder, lowercases=settings.lowercases)
+    weights = EncoderWeights(folder, shape, config.dtype)
+    encoder = build_encoder(weights, shape)
+    pooler = Pooler(settings, weights.dtype)
+    max_length = length_limit(shape, settings.max_length, config.max_length)
+    info = _info(config, folder, shape, weights, pooler, settings, max_length)
+    mx.clear_cache()
+    return EmbeddingService(encoder, tokenizer, settings, pooler, shape, info, max_length)
+
+
+def _info(
+    config: EncoderConfig,
+    folder: Path,
+    shape: EncoderShape,
+    weights: EncoderWeights,
+    pooler: Pooler,
+    settings: SentenceSettings,
+    max_length: int,
+) -> ServiceInfo:
+    return ServiceInfo(
+        model=config.model,
+        path=str(folder),
+        model_type=shape.model_type,
+        dtype=weights.dtype,
+        weights_bytes=weights.num_bytes,
+        device=device_name(),
+        details={
+            "max_model_len": max_length,
+            "dimensions": pooler.num_dimensions(shape.hidden_size),
+            "pooling": "+".join(settings.pooling),
+            "prompts": list(settings.prompts),
+        },
+    )

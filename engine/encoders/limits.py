@@ -1,0 +1,34 @@
+"""How long a text may be: of the model's positions, its own settings and the user's flag."""
+
+from __future__ import annotations
+
+from vllm_mlx.engine.encoders.architecture import EncoderShape
+from vllm_mlx.engine.errors import ContextLengthExceededError, UsageError
+
+#: Room for the special tokens of a pair, and one token of each text.
+_MIN_LENGTH = 6
+
+
+def length_limit(shape: EncoderShape, stated: int | None, asked: int | None) -> int:
+    """Return the longest text in tokens: what the user asks, or else what the model states.
+
+    Raises `UsageError` for more than the model has positions, or less than makes sense.
+    """
+    if asked is None:
+        return min(shape.max_length, stated or shape.max_length)
+    if not _MIN_LENGTH <= asked <= shape.max_length:
+        raise UsageError(
+            f"the longest text must be {_MIN_LENGTH} to {shape.max_length} tokens for this model, "
+            f"not {asked}"
+        )
+    return asked
+
+
+def check_length(num_tokens: int, limit: int, param: str) -> None:
+    """Raise `ContextLengthExceededError` for a text that is longer than the model reads."""
+    if num_tokens > limit:
+        raise ContextLengthExceededError(
+            f"{param} has {num_tokens} tokens; the model reads at most {limit}. Shorten it, or "
+            "start the server with --embedding-overflow-policy truncate",
+            param=param,
+        )
