@@ -15,6 +15,8 @@ from vllm_mlx.server.admission import progress_fields
 from vllm_mlx.server.anthropic.routes import MessageRoutes
 from vllm_mlx.server.audio.routes import AudioRoutes
 from vllm_mlx.server.body_sizes import request_class
+from vllm_mlx.server.encoders.embeddings import EmbeddingRoute
+from vllm_mlx.server.encoders.rerank import RerankRoute
 from vllm_mlx.server.errors import ErrorReply, internal_reply, reply_to, reply_to_http_fault
 from vllm_mlx.server.guards import RequestGuards
 from vllm_mlx.server.lifecycle import AsgiApp, RequestLifecycle
@@ -34,6 +36,9 @@ from vllm_mlx.server.responses_api.routes import ResponseRoutes
 from vllm_mlx.server.runtime import ServerRuntime
 
 logger = logging.getLogger(__name__)
+
+#: Where the clients of several APIs look for the same route.
+RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 #: Seconds for a whole request body to arrive.
 _BODY_TIMEOUT_S = 120
@@ -86,6 +91,8 @@ def _add_routes(app: Quart, runtime: ServerRuntime) -> None:
         ("DELETE", "/v1/responses/<response_id>", responses.delete),
         ("POST", "/v1/responses/<response_id>/cancel", responses.cancel),
         ("GET", "/v1/responses/<response_id>/input_items", responses.list_input_items),
+        ("POST", "/v1/embeddings", EmbeddingRoute(runtime).create),
+        *(("POST", path, RerankRoute(runtime).create) for path in RERANK_PATHS),
         ("POST", "/v1/audio/transcriptions", audio.transcribe),
         ("POST", "/v1/audio/translations", audio.translate),
         ("GET", "/v1/models", models.index),
@@ -105,7 +112,8 @@ def _add_guards(app: Quart, runtime: ServerRuntime) -> None:
     async def answer_error(error: VllmMlxError) -> Response:
         extra = None
         if isinstance(error, EngineUnavailableError):
-            extra = progress_fields(runtime.engine.state)
+            condition = current_context().condition or runtime.engine.state
+            extra = progress_fields(condition)
         return _told(reply_to(error, extra))
 
     async def answer_http_fault(error: HTTPException) -> Response:

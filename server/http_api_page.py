@@ -17,6 +17,7 @@ from vllm_mlx.server.app import create_app
 from vllm_mlx.server.audio import fields as audio_fields
 from vllm_mlx.server.auth import PUBLIC_PATHS
 from vllm_mlx.server.config import ServerConfig
+from vllm_mlx.server.encoders import fields as encoder_fields
 from vllm_mlx.server.errors import HTTP_FAULTS, RULES
 from vllm_mlx.server.generated_page import write_or_check
 from vllm_mlx.server.openai import field_effects as openai_effects
@@ -34,6 +35,7 @@ EFFECTS = {
     **openai_effects.EFFECTS,
     **anthropic_effects.EFFECTS,
     **responses_effects.EFFECTS,
+    **encoder_fields.EFFECTS,
     **audio_fields.EFFECTS,
 }
 

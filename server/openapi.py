@@ -17,6 +17,8 @@ from vllm_mlx.server.anthropic.schemas import CountTokensBody, MessagesBody
 from vllm_mlx.server.audio import fields as audio_fields
 from vllm_mlx.server.audio.schemas import TranscriptionForm, TranslationForm
 from vllm_mlx.server.auth import PUBLIC_PATHS
+from vllm_mlx.server.encoders import fields as encoder_fields
+from vllm_mlx.server.encoders.schemas import EmbeddingsBody, RerankBody
 from vllm_mlx.server.openai import fields as openai_fields
 from vllm_mlx.server.openai.fields import FieldPolicy, FieldUse
 from vllm_mlx.server.openai.schemas import (
@@ -43,6 +45,10 @@ BODIES: Mapping[str, type[Body]] = {
 
 #: What the routes that take a form with a file take.
 FORMS: Mapping[str, type[Body]] = {
+    "/v1/embeddings": EmbeddingsBody,
+    "/rerank": RerankBody,
+    "/v2/rerank": RerankBody,
+    "/v1/rerank": RerankBody,
     "/v1/audio/transcriptions": TranscriptionForm,
     "/v1/audio/translations": TranslationForm,
 }
@@ -52,6 +58,7 @@ POLICIES = {
     **openai_fields.POLICIES,
     **anthropic_fields.POLICIES,
     **responses_fields.POLICIES,
+    **encoder_fields.POLICIES,
     **audio_fields.POLICIES,
 }
 

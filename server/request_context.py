@@ -8,6 +8,7 @@ from typing import cast
 
 from quart import request
 
+from vllm_mlx.server.engine_port import EngineCondition
 from vllm_mlx.server.request_record import RequestRecord
 
 #: Where the context travels in the ASGI scope.
@@ -19,6 +20,8 @@ _PREFIXES = {
     "/v1/completions": "cmpl-",
     "/v1/messages": "msg_",
     "/v1/responses": "resp_",
+    "/v1/embeddings": "embd-",
+    "/v1/rerank": "rerank-",
 }
 _OTHER_PREFIX = "req-"
 
@@ -46,6 +49,8 @@ class RequestContext:
         self.error_code: str | None = None
         #: The rule that the path has met, as OpenAPI writes it; None for a path of no route.
         self.route: str | None = None
+        #: Of the engine that the request is for, if that is not the chat model's.
+        self.condition: EngineCondition | None = None
         #: What its rows have cost.
         self.record = RequestRecord()
 

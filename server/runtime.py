@@ -87,17 +87,7 @@ class ServerRuntime:
         #: What clients of the Responses API may come back to.
         self.responses = ResponseStore()
         self.services = ServiceRegistry(
-            [
-                HostedService(
-                    plan,
-                    port,
-                    self.metrics,
-                    max_queue=config.max_queue,
-                    timeout_s=config.timeout_s,
-                    loads_on_demand=config.loads_on_demand,
-                )
-                for plan, port in services
-            ]
+            [_hosted(plan, port, self.metrics, config) for plan, port in services]
         )
         self.started = time.monotonic()
         self._model = model
@@ -170,6 +160,19 @@ class ServerRuntime:
             self._served.tokenizers.close()
         if self.recorder is not None:
             self.recorder.close()
+
+
+def _hosted(
+    plan: ServicePlan, port: ServicePort, metrics: ServerMetrics, config: ServerConfig
+) -> HostedService:
+    return HostedService(
+        plan,
+        port,
+        metrics,
+        max_queue=config.max_queue,
+        timeout_s=config.timeout_s,
+        loads_on_demand=config.loads_on_demand,
+    )
 
 
 def _names(

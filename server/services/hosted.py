@@ -141,6 +141,7 @@ class HostedService:
                 retry_after_s=_QUEUE_RETRY_S,
             )
         self._num_starting += 1
+        context.condition = self.port.state
         try:
             await self._be_ready()
             stream = self.port.call(context.id, request)

@@ -80,6 +80,10 @@ class ServerProcess:
         """Get one path."""
         return self._client.get(self.url + path, headers=headers)
 
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        """Post JSON to one path."""
+        return self._client.post(self.url + path, json=body)
+
     def status(self, **headers: str) -> dict[str, Any]:
         """Return `/v1/status`."""
         status: dict[str, Any] = self.get("/v1/status", **headers).json()
