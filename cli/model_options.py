@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "demo"
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 LOAD_FORMATS = ("auto", "dummy")
-SHAPES = ("tiny", "tiny-moe", "qwen3-0.6b-8bit", "llama-3.2-3b-4bit", "qwen3-30b-a3b-4bit")
+SHAPES = (
+    *("tiny", "tiny-wide", "tiny-moe"),
+    *("qwen3-0.6b-8bit", "llama-3.2-3b-4bit", "qwen3-30b-a3b-4bit"),
+)
 
 #: MODEL, as `serve` and `chat` take it.
 model_argument: Decorator[Any] = click.argument(

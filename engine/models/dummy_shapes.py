@@ -148,6 +148,9 @@ DUMMY_SHAPES: dict[str, DummyShape] = {
     "tiny": _shape(
         _LLAMA, hidden=64, layers=2, inner=128, heads=(4, 2, 16), vocab=1024, context=8192
     ),
+    "tiny-wide": _shape(
+        _LLAMA, hidden=64, layers=2, inner=128, heads=(4, 2, 16), vocab=49_152, context=8192
+    ),
     "tiny-moe": _shape(
         _QWEN3_MOE,
         hidden=64,
