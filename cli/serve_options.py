@@ -165,6 +165,13 @@ batching_options: Decorator[Any] = stacked(
         help="Most prompt tokens computed between two tokens of the running requests.",
     ),
     option(
+        "--target-itl-ms",
+        type=FiniteRange(min=0, min_open=True),
+        metavar="MS",
+        help="Cut prompts so that the tokens of running requests come about so far apart; a prompt "
+        "beside them then takes longer. Default: only --prefill-tokens-per-step cuts.",
+    ),
+    option(
         "--step-timeout",
         type=FiniteRange(min=0),
         default=STEP_TIMEOUT_S,
@@ -235,6 +242,7 @@ class ServeOptions(
     max_queue: int
     max_queue_tokens: int
     prefill_tokens_per_step: int
+    target_itl_ms: float | None
     step_timeout: float
     memory_reserve_mb: int | None
     continuous_batching: bool
@@ -323,6 +331,7 @@ def build_configs(options: ServeOptions) -> tuple[ServerConfig, ModelConfig, Eng
     engine = EngineConfig(
         max_num_seqs=options.max_num_seqs,
         prefill_tokens_per_step=options.prefill_tokens_per_step,
+        target_itl_s=None if options.target_itl_ms is None else options.target_itl_ms / 1000,
         step_timeout_s=options.step_timeout,
         kv_memory_bytes=options.kv_memory_bytes,
         memory_reserve_bytes=_reserve_bytes(options),

@@ -118,6 +118,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     #: Most prompt tokens computed between two decode steps.
     prefill_tokens_per_step: int = 512
+    #: Seconds between two tokens of a row that prompts beside it are cut to; None does not cut.
+    target_itl_s: float | None = None
     #: A row starts only if its prompt and this many new tokens fit (or all it may still generate).
     admission_headroom_tokens: int = 512
     #: Seconds that one step may take before the engine counts as hung; 0 for any time.
@@ -154,6 +156,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"prefill_tokens_per_step must be at least 1, not {self.prefill_tokens_per_step}"
             )
+        if self.target_itl_s is not None and not 0 < self.target_itl_s < math.inf:
+            raise UsageError(f"the time between tokens must be positive, not {self.target_itl_s}")
         if not 0 <= self.step_timeout_s < math.inf:
             raise UsageError(f"the step timeout must be 0 or more, not {self.step_timeout_s}")
         if self.kv_memory_bytes is not None and self.kv_memory_bytes <= 0:

@@ -17,6 +17,7 @@ from vllm_mlx.engine.core.memory_guard import MemoryGuard
 from vllm_mlx.engine.core.output_processor import OutputProcessor, TokenDecoder
 from vllm_mlx.engine.core.outputs import ErrorInfo, RowOutput, StepOutputs
 from vllm_mlx.engine.core.prefill_groups import group_chunks
+from vllm_mlx.engine.core.prefill_pace import PrefillPace
 from vllm_mlx.engine.core.prefixes import Clearing, Prefixes
 from vllm_mlx.engine.core.request import GenerationRequest
 from vllm_mlx.engine.core.request_check import check_request
@@ -67,6 +68,7 @@ class Engine:
             max_prefill_area=max_prefill_area,
             prefixes=prefixes,
         )
+        self._pace = PrefillPace(config.target_itl_s, config.prefill_tokens_per_step)
         self._prefixes = prefixes
         self._guard = guard
         self._grammars = grammars
@@ -132,12 +134,16 @@ class Engine:
         """
         self._stats.begin_step()
         try:
-            drawn = self._advance(self._runner.collect())
+            tokens = self._runner.collect()
+            self._pace.collected(self._clock())
+            drawn = self._advance(tokens)
             self._grammars.release()
             self._release_finished()
             self._guard.relieve(self._scheduler, self._prefixes)
+            self._scheduler.prefill_budget_beside_rows = self._pace.tokens
             plan = self._scheduler.schedule()
             self._stats.planned(plan)
+            self._pace.planned(len(plan.decode), plan.num_prefill_tokens)
             self._grammars.begin(plan.decode)
             self._runner.forward(plan.decode)
             self._decode_text(drawn)

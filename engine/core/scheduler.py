@@ -44,6 +44,11 @@ class StepPlan:
         """Say whether there is nothing to compute."""
         return not self.decode and not self.prefill
 
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Count the tokens of all chunks."""
+        return sum(chunk.size for chunk in self.prefill)
+
 
 class Scheduler:
     """Own the queues of waiting, prefilling and running sequences; used by the engine thread.
@@ -75,6 +80,8 @@ class Scheduler:
         self._max_area = max_prefill_area
         self._max_num_seqs = max_num_seqs
         self._prefill_budget = prefill_tokens_per_step
+        #: Most prompt tokens of a step in which rows decode.
+        self.prefill_budget_beside_rows = prefill_tokens_per_step
         self._waiting: list[Sequence] = []
         self._prefilling: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -219,6 +226,8 @@ class Scheduler:
         needs = [(s, s.prefill_target - s.num_computed) for s in _in_turns(self._prefilling)]
         needs = [(s, need) for s, need in needs if need > 0]
         budget = self._prefill_budget
+        if self._running:
+            budget = min(budget, self.prefill_budget_beside_rows)
         chosen: list[tuple[Sequence, int]] = []
         least = 0
         for sequence, need in needs:

@@ -69,7 +69,7 @@ class StatsBuilder:
             sequence.started_s = now
         self._step_log.planned(
             num_decoded=len(plan.decode),
-            num_prefilled=sum(chunk.size for chunk in plan.prefill),
+            num_prefilled=plan.num_prefill_tokens,
             num_hits=sum(sequence.num_cached for sequence in started),
         )
 

@@ -45,6 +45,7 @@ EVERYTHING = {
     "--max-queue-tokens": ("99", "server.max_queue_tokens", 99),
     "--max-num-seqs": ("3", "engine.max_num_seqs", 3),
     "--prefill-tokens-per-step": ("64", "engine.prefill_tokens_per_step", 64),
+    "--target-itl-ms": ("50", "engine.target_itl_s", 0.05),
     "--step-timeout": ("7.5", "engine.step_timeout_s", 7.5),
     "--memory-reserve-mb": ("0", "engine.memory_reserve_bytes", 0),
     "--kv-memory-mb": ("128", "engine.kv_memory_bytes", 128 * MIB),

@@ -45,6 +45,20 @@ def chunks(plan: StepPlan) -> dict[str, int]:
     return {chunk.sequence.id: chunk.stop - chunk.start for chunk in plan.prefill}
 
 
+def test_a_smaller_budget_counts_beside_rows_only() -> None:
+    """What is left to prompts beside rows that decode does not cut those that are alone."""
+    scheduler = make_scheduler()
+    scheduler.prefill_budget_beside_rows = 32
+    first, long = make_sequence("a", 400), make_sequence("b", 400)
+    scheduler.add(first)
+    plan = scheduler.schedule()
+    assert chunks(plan) == {"a": 399}
+    compute(plan)
+    scheduler.add(long)
+    plan = scheduler.schedule()
+    assert (plan.decode, chunks(plan), plan.num_prefill_tokens) == ((first,), {"b": 32}, 32)
+
+
 def test_a_prompt_is_prefilled_but_for_its_last_token_which_joins_a_decode_step() -> None:
     """A prompt of five tokens prefills four, then decodes from the fifth."""
     scheduler = make_scheduler()

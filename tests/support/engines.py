@@ -80,6 +80,7 @@ def make_engine(
     *,
     max_num_seqs: int = 16,
     prefill_tokens_per_step: int = 512,
+    target_itl_s: float | None = None,
     admission_headroom_tokens: int = 512,
     make_decoder: Callable[[], Any] = SpelledTokens,
     model: Any = None,
@@ -95,6 +96,7 @@ def make_engine(
     config = EngineConfig(
         max_num_seqs=max_num_seqs,
         prefill_tokens_per_step=prefill_tokens_per_step,
+        target_itl_s=target_itl_s,
         admission_headroom_tokens=admission_headroom_tokens,
         cache_memory_bytes=cache_memory_bytes,
     )
