@@ -156,7 +156,12 @@ def load_embedding(config: EncoderConfig, on_progress: ProgressCallback) -> Embe
     max_length = length_limit(shape, settings.max_length, config.max_length)
     info = _info(config, folder, shape, weights, pooler, settings, max_length)
     mx.clear_cache()
-    return EmbeddingService(encoder, tokenizer, settings, pooler, shape, info, max_length)
+    service = EmbeddingService(encoder, tokenizer, settings, pooler, shape, info, max_length)
+    on_progress("warming up", None)
+    # MLX compiles its kernels now, not while the first client waits; two lengths need a mask.
+    for _ in service.handle(EmbedRequest(texts=("warm", "warm up the kernels"), truncate=True)):
+        pass
+    return service
 
 
 def _info(

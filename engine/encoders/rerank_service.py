@@ -115,7 +115,12 @@ def load_rerank(config: EncoderConfig, on_progress: ProgressCallback) -> RerankS
         details={"max_model_len": max_length},
     )
     mx.clear_cache()
-    return RerankService(classifier, tokenizer, shape, info, max_length)
+    service = RerankService(classifier, tokenizer, shape, info, max_length)
+    on_progress("warming up", None)
+    # MLX compiles its kernels now, not while the first client waits; two lengths need a mask.
+    for _ in service.handle(RerankRequest(query="warm", documents=("up", "up the kernels"))):
+        pass
+    return service
 
 
 def _sigmoid(score: float) -> float:

@@ -19,6 +19,8 @@ from vllm_mlx.engine.models.progress import ProgressCallback
 _PATTERNS = (
     "*.json",
     "model*.safetensors",
+    # The dense layers that some embedding models have behind their pooling.
+    "*_Dense/model.safetensors",
     "*.jinja",
     "tokenizer.model",
     "*.tiktoken",

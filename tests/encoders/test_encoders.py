@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -254,3 +254,52 @@ def test_each_way_of_pooling_is_its_formula(mode: str) -> None:
             "lasttoken": tokens[-1],
         }[mode]
         assert np.abs(found[row] - expected).max() < 1e-5
+
+
+def test_quantised_weights_are_expanded(tmp_path: Path) -> None:
+    """A folder with MLX's own quantisation gives nearly the vectors of the plain one."""
+    folder = write_tiny_encoder(tmp_path / "model")
+    plain = vectors_of(embedding(folder), texts=TEXTS)
+    file = folder / "model.safetensors"
+    stored = cast("dict[str, mx.array]", mx.load(str(file)))
+    for name in [name for name in stored if name.endswith("dense.weight")]:
+        if stored[name].shape[1] % 32:
+            continue
+        weight, scales, biases = mx.quantize(stored[name], group_size=32, bits=8)
+        path = name.removesuffix(".weight")
+        stored |= {name: weight, f"{path}.scales": scales, f"{path}.biases": biases}
+    # Under the names of a model within a model, as some converters write them.
+    mx.save_safetensors(str(file), {f"model.{name}": array for name, array in stored.items()})
+    fields = json.loads((folder / "config.json").read_text())
+    fields["quantization"] = {"group_size": 32, "bits": 8}
+    (folder / "config.json").write_text(json.dumps(fields))
+    expanded = vectors_of(embedding(folder), texts=TEXTS)
+    assert 1e-7 < np.abs(expanded - plain).max() < 0.02
+
+
+def test_a_dense_layer_follows_the_pooling(tmp_path: Path) -> None:
+    """The layer's product and its activation make the vector."""
+    folder = write_tiny_encoder(tmp_path / "model")
+    plain = vectors_of(embedding(folder), texts=TEXTS)
+    pooled = EXPECTED["bert/gelu"]["mean"]
+    assert np.abs(plain - pooled).max() < 2e-5
+    write_modules(folder, {"pooling_mode": "mean"})
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[2] = {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "2_Dense").mkdir()
+    config = {"activation_function": "torch.nn.modules.linear.Identity"}
+    (folder / "2_Dense" / "config.json").write_text(json.dumps(config))
+    weight = np.random.default_rng(3).standard_normal((8, HIDDEN)).astype(np.float32)
+    mx.save_safetensors(
+        str(folder / "2_Dense" / "model.safetensors"), {"linear.weight": mx.array(weight)}
+    )
+    found = vectors_of(embedding(folder), texts=TEXTS)
+    expected = np.array(pooled) @ weight.T
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    # The pooled vectors were scaled to length 1, which a product without a bias does not see.
+    assert np.abs(found - expected).max() < 1e-4
+    modules[2]["type"] = "sentence_transformers.models.LSTM"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(UnsupportedModelError, match="LSTM"):
+        embedding(folder)
