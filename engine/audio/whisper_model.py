@@ -6,6 +6,7 @@ than float32, and goes on without a tokenizer until the first request.
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import quantize
 from mlx_audio.stt.models.whisper.tokenizer import LANGUAGES, TO_LANGUAGE_CODE
-from mlx_audio.stt.models.whisper.whisper import Model, ModelDimensions
+from mlx_audio.stt.models.whisper.whisper import HFTokenizerWrapper, Model, ModelDimensions
 
 from vllm_mlx.engine.config import DtypeName
 from vllm_mlx.engine.errors import InvalidRequestError, ModelLoadError, UnsupportedModelError
@@ -27,6 +28,37 @@ from vllm_mlx.engine.platform import load_dtype
 _NUM_TIMES = 1501
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+class _Tokens(HFTokenizerWrapper):
+    """Know the special tokens, which the library looks up anew for each window: 0.1 s each time."""
+
+    @functools.cached_property
+    def no_speech(self) -> int | None:
+        """Return the token that says that nothing is said, if there is one."""
+        return cast("int | None", HFTokenizerWrapper.no_speech.fget(self))
+
+    @functools.cached_property
+    def non_speech_tokens(self) -> tuple[int, ...]:
+        """Return the tokens of signs that nobody says."""
+        return cast("tuple[int, ...]", HFTokenizerWrapper.non_speech_tokens.fget(self))
+
+
+class _Model(Model):
+    """The library's model, with one tokenizer for each language and task."""
+
+    def get_tokenizer(self, language: str | None = None, task: str = "transcribe") -> _Tokens:
+        """Return what decoding asks for the tokens."""
+        tokens: _Tokens | None = self._tokens.get((language, task))
+        if tokens is None:
+            tokens = self._tokens[language, task] = _Tokens(
+                self._processor.tokenizer,
+                multilingual=self.is_multilingual,
+                num_languages=self.num_languages,
+                language=language,
+                task=task,
+            )
+        return tokens
 
 
 class WhisperModel:
@@ -80,7 +112,7 @@ def load_whisper(folder: Path, dtype: DtypeName) -> WhisperModel:
     for file in weight_files(folder):
         weights.update(cast("dict[str, mx.array]", mx.load(str(file))))
     name = load_dtype(dtype, _stored_dtype(weights))
-    model = Model(ModelDimensions.from_dict(config), _DTYPES[name])
+    model = _Model(ModelDimensions.from_dict(config), _DTYPES[name])
     weights = model.sanitize(weights)
     # Tied to the embedding of the tokens.
     weights.pop("proj_out.weight", None)
@@ -99,6 +131,7 @@ def load_whisper(folder: Path, dtype: DtypeName) -> WhisperModel:
         raise ModelLoadError(f"the weights in {folder} do not fit: {error}") from error
     mx.eval(model.parameters())
     model.eval()
+    model._tokens = {}
     model._processor = SimpleNamespace(tokenizer=_load_tokenizer(folder, model.dims.n_vocab))
     _set_alignment(model, folder)
     return WhisperModel(model, name, sum(array.nbytes for array in weights.values()))
