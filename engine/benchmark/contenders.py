@@ -12,6 +12,7 @@ from mlx_lm.generate import BatchGenerator, generate_step
 from vllm_mlx.engine.core.outputs import pack_tokens
 from vllm_mlx.engine.core.request import GenerationRequest, SamplingParams
 from vllm_mlx.engine.engine import Engine
+from vllm_mlx.engine.models.flat_rows import StockRows
 
 #: More than is ever drawn of a row.
 _ENDLESS = 1 << 20
@@ -76,6 +77,7 @@ class BatchContender:
 
     def __init__(self, model: Any, num_rows: int) -> None:
         self._generator = BatchGenerator(model, max_tokens=_ENDLESS, completion_batch_size=num_rows)
+        self._stock = StockRows(model)
 
     def add(self, prompt: Sequence[int]) -> str:
         """Begin a row."""
@@ -83,7 +85,8 @@ class BatchContender:
 
     def step(self) -> list[str]:
         """Do one step of the generator."""
-        return [str(response.uid) for response in self._generator.next()[1]]
+        with self._stock:
+            return [str(response.uid) for response in self._generator.next()[1]]
 
     def remove(self, row: str) -> None:
         """End a row."""

@@ -16,6 +16,7 @@ from mlx_lm.utils import dequantize_model, load_adapters, load_model
 from vllm_mlx.engine.errors import ModelLoadError, ModelNotFoundError, UnsupportedModelError
 from vllm_mlx.engine.models.dummy_shapes import DummyShape
 from vllm_mlx.engine.models.dummy_weights import dummy_model
+from vllm_mlx.engine.models.flat_rows import flatten_rows
 from vllm_mlx.engine.models.progress import ProgressCallback
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ def load_text_model(
         model.set_dtype(getattr(mx, dtype))
     if dequantize:
         model = dequantize_model(model)
+    flatten_rows(model)
     _evaluate(model, on_progress)
     return cast(Module, model)
 
