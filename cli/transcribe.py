@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vllm_mlx.cli.chat import REMOTE, server_options
+from vllm_mlx.cli.chat import REMOTE
 from vllm_mlx.cli.errors import ExitCode
 from vllm_mlx.cli.options import (
     Decorator,
@@ -91,6 +91,21 @@ output_options: Decorator[Any] = stacked(
     click.option("--stdout", "to_stdout", is_flag=True, help="Print the text instead."),
     click.option("--force", is_flag=True, help="Do files again that were done before."),
     click.option("-q", "--quiet", is_flag=True, help="Say only what goes wrong."),
+)
+
+
+server_options: Decorator[Any] = stacked(
+    option("--url", metavar="URL", help="Have the server there do it instead."),
+    option("--api-key", metavar="KEY", help="The server's key."),
+    # An answer comes as a whole, after an hour of sound as after a minute.
+    click.option(
+        "--timeout",
+        type=FiniteRange(min=0, min_open=True),
+        default=3600.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Give up on a server that has not answered for so long.",
+    ),
 )
 
 

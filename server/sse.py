@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -24,6 +26,24 @@ def event(payload: Any) -> bytes:
 def named_event(name: str, payload: Any) -> bytes:
     """Frame one JSON payload as an event with a type of its own."""
     return b"event: " + name.encode("ascii") + b"\n" + event(payload)
+
+
+async def kept_alive(events: AsyncGenerator[bytes], every_s: float) -> AsyncGenerator[bytes]:
+    """Yield `events`, which it takes over, and a comment whenever none has come for so long."""
+    async with aclosing(events):
+        while True:
+            coming = asyncio.ensure_future(anext(events, None))
+            try:
+                while not (await asyncio.wait({coming}, timeout=every_s))[0]:
+                    yield KEEP_ALIVE
+            finally:
+                if not coming.done():
+                    coming.cancel()
+                    await asyncio.wait({coming})
+            event = coming.result()
+            if event is None:
+                return
+            yield event
 
 
 def event_stream(chunks: AsyncIterator[bytes]) -> Response:

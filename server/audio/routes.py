@@ -71,7 +71,8 @@ class AudioRoutes:
             events = ended_properly(
                 _events(service, first, parts), context, error_event, last=sse.DONE
             )
-            return sse.event_stream(events)
+            # A window of a large model can take longer than proxies wait.
+            return sse.event_stream(sse.kept_alive(events, self._runtime.config.keep_alive_s))
         whole = [first, *[part async for part in parts]]
         _count(service, whole)
         granularities = form.timestamp_granularities or ["segment"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,6 +181,33 @@ def test_a_tokenizer_without_times_is_given_them(
     folder = make_whisper(tmp_path / "timeless", has_times=False)
     timeless = load_transcription(TranscriptionConfig(model=str(folder)), lambda *told: None)
     assert text_of(timeless, short_sound) == text_of(service, short_sound)
+
+
+@pytest.mark.slow
+def test_a_quantised_checkpoint_is_loaded(
+    service: TranscriptionService, whisper_folder: Path, short_sound: Path, tmp_path: Path
+) -> None:
+    """Eight bits, with the library's own names of the weights, say nearly the same."""
+    import mlx.core as mx
+    from mlx.nn.layers.quantized import quantize
+    from mlx.utils import tree_flatten
+    from mlx_audio.stt.models.whisper.whisper import Model
+
+    shutil.copytree(whisper_folder, tmp_path / "q")
+    loaded = service._whisper.model
+    model = Model(loaded.dims, mx.float32)
+    model.update(loaded.parameters())
+    quantize(model, group_size=32, bits=8)
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(tmp_path / "q" / "model.safetensors"), weights)
+    config = json.loads((whisper_folder / "config.json").read_text())
+    config["quantization"] = {"group_size": 32, "bits": 8}
+    (tmp_path / "q" / "config.json").write_text(json.dumps(config))
+    small = load_transcription(TranscriptionConfig(model=str(tmp_path / "q")), lambda *told: None)
+    assert small.info.weights_bytes < 0.5 * service.info.weights_bytes
+    ours = text_of(service, short_sound, language="en").split()
+    theirs = text_of(small, short_sound, language="en").split()
+    assert sum(a == b for a, b in zip(ours, theirs, strict=False)) > 0.5 * len(ours)
 
 
 def test_a_folder_that_is_no_speech_model_is_refused(whisper_folder: Path, tmp_path: Path) -> None:
