@@ -40,6 +40,11 @@ from vllm_mlx.engine.platform import device_name, installed_backend, require_bac
     help="Folder of result files, one a cell; what is there is not measured again.",
 )
 @click.option("--time-limit", type=float, metavar="SECONDS", help="Begin no cell after so long.")
+@click.option(
+    "--target-itl-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Of this engine, as of serve; keep its results in a folder of their own.",
+)
 @click.option("--rounds", default=5, show_default=True, help="Turns that each contender has.")
 @click.option("--steps", default=8, show_default=True, help="Steps of a turn.")
 def main(
@@ -49,6 +54,7 @@ def main(
     names: tuple[str, ...],
     folder: Path | None,
     time_limit: float | None,
+    target_itl_ms: float | None,
     rounds: int,
     steps: int,
 ) -> None:
@@ -71,7 +77,14 @@ def main(
         raise click.UsageError(str(error)) from error
     results = Results(folder, config.model) if folder is not None else None
     effort = Effort(rounds, steps)
-    found, missing = measure_cells(config, cells, results, effort, time_limit_s=time_limit)
+    found, missing = measure_cells(
+        config,
+        cells,
+        results,
+        effort,
+        time_limit_s=time_limit,
+        target_itl_s=None if target_itl_ms is None else target_itl_ms / 1000,
+    )
     click.echo(f"{config.model} on {device_name()}; medians of {rounds} rounds of {steps} steps")
     click.echo("")
     click.echo("\n".join(table(found, ["this engine", "BatchGenerator", "generate_step"])))

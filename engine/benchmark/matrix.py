@@ -27,6 +27,7 @@ def measure_cells(
     effort: Effort,
     *,
     time_limit_s: float | None = None,
+    target_itl_s: float | None = None,
     max_rows: int = 129,
 ) -> tuple[list[CellResult], list[Cell]]:
     """Measure what is not stored yet; return all results, and the cells there was no time for.
@@ -41,7 +42,7 @@ def measure_cells(
             found[cell] = stored
     missing = [cell for cell in cells if cell not in found]
     if missing:
-        config = EngineConfig(max_num_seqs=max_rows, prefix_cache=False)
+        config = EngineConfig(max_num_seqs=max_rows, target_itl_s=target_itl_s, prefix_cache=False)
         loaded, engine = load_model_and_engine(model, config, ignore_progress)
         makers = contender_makers(loaded, engine)
         prompts = Prompts(range(_FIRST_TOKEN, _vocab_size(loaded)))
