@@ -28,6 +28,7 @@ test *options:
 
 # Run every tier of tests.
 test-all: test
+    uv run pytest -m thorough
     uv run pytest -m faults
     uv run pytest -m packaging
 

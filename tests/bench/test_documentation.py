@@ -122,6 +122,7 @@ def steps() -> dict[str, str]:
     return {step["name"]: step["run"] for step in job["steps"] if "run" in step}
 
 
+@pytest.mark.thorough
 def test_the_workflow_runs(tmp_path: Path, stand_ins: dict[str, str]) -> None:
     """Every step of the workflow runs, first without and then against its own baseline."""
     scripts = steps()
@@ -145,6 +146,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.thorough
 def test_the_sweep_runs(tmp_path: Path, stand_ins: dict[str, str]) -> None:
     """The sweep fills its database, its page and its figure."""
     (script,) = blocks("bash")

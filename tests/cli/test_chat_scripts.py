@@ -100,6 +100,7 @@ def test_the_environment_names_server_and_key(run_cli: RunCli, server: ScriptedS
     assert server.requests[0]["model"] == "scripted-model"
 
 
+@pytest.mark.thorough
 def test_the_demo_model_answers(run_cli: RunCli, demo_model_path: Path) -> None:
     """The real model in this process: the answer on stdout, what was loaded on stderr."""
     cache = str(demo_model_path.parents[1])
@@ -114,6 +115,7 @@ def test_the_demo_model_answers(run_cli: RunCli, demo_model_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_ctrl_c_while_loading(cli_env: dict[str, str], demo_model_path: Path) -> None:
     """Ctrl-C during loading ends at once with its exit code, whatever the engine's thread does."""
     command = [sys.executable, "-m", "vllm_mlx.cli", "chat", str(demo_model_path), "-m", "Hi"]

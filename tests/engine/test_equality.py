@@ -48,7 +48,15 @@ def run_arriving(driver: Driver, pending: list[tuple[str, list[int], int]], seed
     driver.run()
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64, 512])
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        pytest.param(1, marks=pytest.mark.thorough),
+        7,
+        64,
+        pytest.param(512, marks=pytest.mark.thorough),
+    ],
+)
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_batched_rows_equal_the_library_alone(kind: str, chunk: int) -> None:
     """Rows of mixed lengths join and leave at random and draw mlx-lm's own greedy tokens."""

@@ -86,7 +86,13 @@ def check_ending(result: Finished, expected: LibraryRow, params: SamplingParams)
 
 @pytest.mark.parametrize(
     ("kind", "seed", "num_rows"),
-    [("full", 0, 12), ("full", 1, 12), ("rotating", 3, 8), ("recurrent", 11, 6), ("latent", 11, 7)],
+    [
+        ("full", 0, 12),
+        pytest.param("full", 1, 12, marks=pytest.mark.thorough),
+        ("rotating", 3, 8),
+        pytest.param("recurrent", 11, 6, marks=pytest.mark.thorough),
+        pytest.param("latent", 11, 7, marks=pytest.mark.thorough),
+    ],
 )
 def test_rows_of_every_option_equal_the_library_alone(kind: str, seed: int, num_rows: int) -> None:
     """Random rows arrive at random, share prefixes, are preempted and leave early."""

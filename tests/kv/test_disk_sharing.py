@@ -64,6 +64,7 @@ def kill_while_writing(store: Path, rounds: int, seed: int, *cap: int) -> None:
     assert stored
 
 
+@pytest.mark.thorough
 def test_a_writer_that_is_killed_leaves_whole_runs(tmp_path: Path) -> None:
     """After a SIGKILL the store opens, and every run that was stored, and no other, is served."""
     kill_while_writing(tmp_path / "store", 3, 1)
@@ -123,6 +124,7 @@ def check_sharing(store: Path, seconds: float) -> None:
     tier.close()
 
 
+@pytest.mark.thorough
 def test_writers_a_reader_and_a_pruner_share_a_store(tmp_path: Path) -> None:
     """Nobody meets an error, no prefix is torn from what continues it, and the cap holds."""
     check_sharing(tmp_path / "store", 3)

@@ -22,6 +22,9 @@ SYSTEM = {"role": "system", "content": "You answer in one word, and never in two
 OTHER = {"role": "system", "content": "You count sheep, one after the other. " * 30}
 
 
+pytestmark = pytest.mark.thorough
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, demo_model_path: Path) -> Path:
     """Return the folder of a tiny model."""

@@ -19,6 +19,9 @@ HELLO: Messages = [{"role": "user", "content": "Hello there"}]
 PROMPT = list(range(500, 600))
 
 
+pytestmark = pytest.mark.thorough
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, demo_model_path: Path) -> Path:
     """Return the folder of a tiny model."""
