@@ -70,9 +70,17 @@ def _result(
         model=info.model,
         dtype=info.dtype,
         device=info.device,
-        libraries=tuple(f"{name} {metadata.version(name)}" for name in _LIBRARIES),
+        libraries=tuple(map(_with_version, _LIBRARIES)),
         found=found,
     )
+
+
+def _with_version(library: str) -> str:
+    """Return a library's name and version; this package can run from its folder, not installed."""
+    try:
+        return f"{library} {metadata.version(library)}"
+    except metadata.PackageNotFoundError:
+        return f"{library} not installed"
 
 
 def _vocab_size(loaded: object) -> int:
