@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from vllm_mlx.engine.encoders.architecture import EncoderShape
 from vllm_mlx.engine.errors import ContextLengthExceededError, UsageError
 
 #: Room for the special tokens of a pair, and one token of each text.
 _MIN_LENGTH = 6
 
 
-def length_limit(shape: EncoderShape, stated: int | None, asked: int | None) -> int:
+def length_limit(positions: int, stated: int | None, asked: int | None) -> int:
     """Return the longest text in tokens: what the user asks, or else what the model states.
 
     Raises `UsageError` for more than the model has positions, or less than makes sense.
     """
     if asked is None:
-        return min(shape.max_length, stated or shape.max_length)
-    if not _MIN_LENGTH <= asked <= shape.max_length:
+        return min(positions, stated or positions)
+    if not _MIN_LENGTH <= asked <= positions:
         raise UsageError(
-            f"the longest text must be {_MIN_LENGTH} to {shape.max_length} tokens for this model, "
-            f"not {asked}"
+            f"the longest text must be {_MIN_LENGTH} to {positions} tokens for this model, not "
+            f"{asked}"
         )
     return asked
 

@@ -104,7 +104,7 @@ def load_rerank(config: EncoderConfig, on_progress: ProgressCallback) -> RerankS
     tokenizer = load_encoder_tokenizer(folder, lowercases=settings.lowercases)
     weights = EncoderWeights(folder, shape, config.dtype)
     classifier = build_classifier(weights, shape)
-    max_length = length_limit(shape, settings.max_length, config.max_length)
+    max_length = length_limit(shape.max_length, settings.max_length, config.max_length)
     info = ServiceInfo(
         model=config.model,
         path=str(folder),

@@ -17,6 +17,7 @@ from support.tiny_encoders import HIDDEN, QUERY, TEXTS, write_modules, write_tin
 
 from tests.encoders import golden
 from vllm_mlx.engine.core.outputs import pack_tokens
+from vllm_mlx.engine.encoders import library_encoder
 from vllm_mlx.engine.encoders.batches import batches
 from vllm_mlx.engine.encoders.embedding_service import EmbeddingService, load_embedding
 from vllm_mlx.engine.encoders.kinds import EmbedRequest, EncoderConfig, RerankPart, RerankRequest
@@ -92,7 +93,6 @@ if importlib.util.find_spec("torch") is not None:
     [
         ({"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu'.*adapter"),
         ({"position_embedding_type": "relative_key"}, "relative_key"),
-        ({"model_type": "modernbert"}, "modernbert"),
         ({"is_decoder": True}, "is_decoder"),
     ],
 )
@@ -106,6 +106,15 @@ def test_what_would_be_computed_wrongly_is_refused(
     with pytest.raises(UnsupportedModelError, match=said):
         embedding(folder)
     with pytest.raises(UnsupportedModelError, match=said):
+        rerank(folder)
+
+
+def test_a_reranker_of_another_family_is_refused(tmp_path: Path) -> None:
+    """Only our own encoder scores pairs."""
+    folder = write_tiny_encoder(tmp_path / "model", num_labels=1)
+    fields = json.loads((folder / "config.json").read_text()) | {"model_type": "modernbert"}
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(UnsupportedModelError, match="modernbert"):
         rerank(folder)
 
 
@@ -302,4 +311,14 @@ def test_a_dense_layer_follows_the_pooling(tmp_path: Path) -> None:
     modules[2]["type"] = "sentence_transformers.models.LSTM"
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(UnsupportedModelError, match="LSTM"):
+        embedding(folder)
+
+
+def test_another_family_needs_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without mlx-embeddings such a model says what to install, and under which licence."""
+    folder = write_tiny_encoder(tmp_path / "model")
+    fields = json.loads((folder / "config.json").read_text()) | {"model_type": "qwen3"}
+    (folder / "config.json").write_text(json.dumps(fields))
+    monkeypatch.setattr(library_encoder, "_LIBRARY", "no_such_library")
+    with pytest.raises(UnsupportedModelError, match=r"'qwen3'.*GPL-3\.0.*vllm-mlx\[embeddings\]"):
         embedding(folder)

@@ -31,6 +31,7 @@ USES_MLX = [
     "engine/benchmark/*",
     "engine/encoders/embedding_service.py",
     "engine/encoders/encoder.py",
+    "engine/encoders/library_encoder.py",
     "engine/encoders/operations.py",
     "engine/encoders/pooling.py",
     "engine/encoders/rerank_service.py",
