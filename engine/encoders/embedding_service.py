@@ -21,6 +21,7 @@ from vllm_mlx.engine.encoders.batches import batches
 from vllm_mlx.engine.encoders.encoder import Encoder
 from vllm_mlx.engine.encoders.kinds import EmbedPart, EmbedRequest, EncoderConfig
 from vllm_mlx.engine.encoders.limits import check_length, length_limit
+from vllm_mlx.engine.encoders.operations import limit_cache
 from vllm_mlx.engine.encoders.pooling import Pooler
 from vllm_mlx.engine.encoders.sentence_folder import SentenceSettings, read_sentence_settings
 from vllm_mlx.engine.encoders.token_batch import TokenBatch, token_batch
@@ -189,7 +190,7 @@ def load_embedding(config: EncoderConfig, on_progress: ProgressCallback) -> Embe
         service = _own_service(config, folder, encoder_shape(fields), settings)
     else:
         service = _library_service(config, folder, fields, settings)
-    mx.clear_cache()
+    limit_cache()
     on_progress("warming up", None)
     # MLX compiles its kernels now, not while the first client waits; two lengths need a mask.
     for _ in service.handle(EmbedRequest(texts=("warm", "warm up the kernels"), truncate=True)):

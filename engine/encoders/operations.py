@@ -47,6 +47,16 @@ _TANH_P = (
 _TANH_Q = (1.33072834e-06, 3.99207763e-04, 2.73561300e-02, 4.70372778e-01, 1.0)
 
 
+#: Freed buffers that MLX keeps for reuse; the rest is the machine's, which has a chat model too.
+_CACHE_BYTES = 1 << 28
+
+
+def limit_cache() -> None:
+    """Give back what loading has freed, and keep little of what batches free."""
+    mx.clear_cache()
+    mx.set_cache_limit(_CACHE_BYTES)
+
+
 @dataclass(frozen=True)
 class Operations:
     """Hold how one device computes what depends on it."""

@@ -14,6 +14,7 @@ from vllm_mlx.engine.encoders.batches import batches
 from vllm_mlx.engine.encoders.encoder import Classifier
 from vllm_mlx.engine.encoders.kinds import EncoderConfig, RerankPart, RerankRequest
 from vllm_mlx.engine.encoders.limits import length_limit
+from vllm_mlx.engine.encoders.operations import limit_cache
 from vllm_mlx.engine.encoders.sentence_folder import read_sentence_settings
 from vllm_mlx.engine.encoders.token_batch import token_batch
 from vllm_mlx.engine.encoders.tokenizing import (
@@ -114,7 +115,7 @@ def load_rerank(config: EncoderConfig, on_progress: ProgressCallback) -> RerankS
         device=device_name(),
         details={"max_model_len": max_length},
     )
-    mx.clear_cache()
+    limit_cache()
     service = RerankService(classifier, tokenizer, shape, info, max_length)
     on_progress("warming up", None)
     # MLX compiles its kernels now, not while the first client waits; two lengths need a mask.

@@ -152,8 +152,12 @@ async def test_a_stop_waits_for_open_calls_and_then_ends_them() -> None:
     quick = service.call("quick", ScriptedRequest(part_s=0.01))
     endless = service.call("endless", ScriptedRequest(num_parts=10**6, part_s=0.001))
     await asyncio.gather(anext(quick), anext(endless))
-    await service.stop(0.5)
+    stopping = asyncio.create_task(service.stop(60))
     assert [part.number async for part in quick] == [1, 2]
+    assert not endless.is_ended
+    # A second call ends the waiting.
+    await service.stop(0)
+    await stopping
     with pytest.raises(RequestAbortedError):
         async for _ in endless:
             pass

@@ -79,7 +79,7 @@ async def test_services_are_found_by_kind_and_name(make_server: ServerFactory) -
 
 async def test_a_server_without_chat_is_ready_with_its_services(make_server: ServerFactory) -> None:
     """`/ready` is 503 with progress while they load, then 200; chat routes say why they are 404."""
-    server = await make_server(services=[planned(load_s=0.3)], serves_chat=False)
+    server = await make_server(services=[planned(load_s=0.8)], serves_chat=False)
     async with started(server):
         status, body = await get(server, "/ready")
         assert (status, body["status"]) == (503, "loading")
