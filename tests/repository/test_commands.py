@@ -21,7 +21,7 @@ COMMANDS = {
 }
 
 #: Markers whose tests are too long for the default run but run in CI.
-CI_TIERS = {"packaging", "faults"}
+CI_TIERS = {"packaging", "faults", "thorough"}
 
 
 def test_the_readme_names_the_developers_commands(repository: Path) -> None:
