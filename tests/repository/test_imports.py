@@ -47,6 +47,7 @@ USES_MLX = [
     "engine/kv/store.py",
     "engine/models/assembly.py",
     "engine/models/dummy_weights.py",
+    "engine/models/flat_rows.py",
     "engine/models/probe.py",
     "engine/models/text.py",
     "engine/run/*",
