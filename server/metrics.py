@@ -163,9 +163,10 @@ class ServerMetrics:
         self._counters["service_requests_total"].labels(model, kind, outcome).inc()
         self._histograms["service_request_duration_seconds"].labels(model, kind).observe(seconds)
 
-    def service_tokens(self, model: str, kind: str, num_tokens: int) -> None:
-        """Count the tokens of an answered request's texts."""
+    def service_texts(self, model: str, kind: str, *, num_tokens: int, num_truncated: int) -> None:
+        """Count an answered request's tokens, and its texts that were cut."""
         self._counters["service_tokens_total"].labels(model, kind).inc(num_tokens)
+        self._counters["service_truncated_texts_total"].labels(model, kind).inc(num_truncated)
 
     def describe_service(
         self, model: str, kind: str, *, is_up: bool, num_open: int, num_restarts: int

@@ -219,6 +219,12 @@ _SERVICES = (
         *("kind", "outcome"),
     ),
     _counter("server", "service_tokens_total", "Tokens of texts in answered requests.", "kind"),
+    _counter(
+        "server",
+        "service_truncated_texts_total",
+        "Texts of answered requests that were longer than the model reads, and cut.",
+        "kind",
+    ),
     _counter("server", "service_restarts_total", "Processes started after one had died.", "kind"),
     _histogram(
         "server",

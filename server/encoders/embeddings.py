@@ -37,7 +37,9 @@ class EmbeddingRoute:
         )
         call = await service.start_call(current_context(), request)
         parts: list[EmbedPart] = await call.collect()
-        service.count_tokens(sum(part.num_tokens for part in parts))
+        service.count_tokens(
+            sum(part.num_tokens for part in parts), sum(part.num_truncated for part in parts)
+        )
         name = body.model or service.names.primary
         as_base64 = body.encoding_format == "base64"
         # A million numbers take the time of several tokens to write.

@@ -43,7 +43,9 @@ class RerankRoute:
         context = current_context()
         call = await service.start_call(context, request)
         parts: list[RerankPart] = await call.collect()
-        service.count_tokens(sum(part.num_tokens for part in parts))
+        service.count_tokens(
+            sum(part.num_tokens for part in parts), sum(part.num_truncated for part in parts)
+        )
         return json_response(
             {
                 "id": context.id,

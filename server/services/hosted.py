@@ -157,9 +157,11 @@ class HostedService:
         context.closing.push_async_callback(call.aclose)
         return call
 
-    def count_tokens(self, num_tokens: int) -> None:
-        """Count what an answer has cost, for the metrics."""
-        self._metrics.service_tokens(self.names.primary, self.kind, num_tokens)
+    def count_tokens(self, num_tokens: int, num_truncated: int = 0) -> None:
+        """Count an answer's tokens, and its texts that were cut, for the metrics."""
+        self._metrics.service_texts(
+            self.names.primary, self.kind, num_tokens=num_tokens, num_truncated=num_truncated
+        )
 
     async def _be_ready(self) -> None:
         state = self.port.state

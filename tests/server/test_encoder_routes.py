@@ -221,3 +221,4 @@ def test_a_killed_engine_comes_back_and_the_other_goes_on(server: ServerProcess)
         in page
     )
     assert 'vllm_mlx_service_tokens_total{kind="embedding",model="small"}' in page
+    assert 'vllm_mlx_service_truncated_texts_total{kind="embedding",model="small"}' in page
