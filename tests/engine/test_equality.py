@@ -14,7 +14,7 @@ from support.engines import (
     random_prompt,
     tiny_namespace,
 )
-from support.tiny_models import KINDS
+from support.tiny_models import KINDS, KINDS_BY_TIER
 
 ALL_KINDS = sorted(KINDS)
 
@@ -52,7 +52,7 @@ def run_arriving(driver: Driver, pending: list[tuple[str, list[int], int]], seed
     "chunk",
     [
         pytest.param(1, marks=pytest.mark.thorough),
-        7,
+        pytest.param(7, marks=pytest.mark.thorough),
         64,
         pytest.param(512, marks=pytest.mark.thorough),
     ],
@@ -92,7 +92,7 @@ def test_every_prompt_length_of_every_kind_equals_the_library_alone(kind: str) -
     check(kind, prompts, driver)
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("kind", KINDS_BY_TIER)
 def test_rows_grow_from_group_to_group_without_a_change(kind: str) -> None:
     """Rows that cross several capacities, windows included, still draw the library's tokens."""
     prompts = {name: random_prompt(length, 2) for name, length in (("a", 3), ("b", 60), ("c", 200))}
@@ -103,7 +103,7 @@ def test_rows_grow_from_group_to_group_without_a_change(kind: str) -> None:
     check(kind, prompts, driver)
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("kind", KINDS_BY_TIER)
 def test_neighbours_that_abort_and_fail_change_nothing(kind: str) -> None:
     """Rows beside aborted rows, failed rows and rows that end early keep their tokens."""
 
@@ -144,7 +144,7 @@ def test_neighbours_that_abort_and_fail_change_nothing(kind: str) -> None:
     check(kind, prompts, driver)
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("kind", KINDS_BY_TIER)
 def test_preempted_rows_resume_with_the_same_tokens(kind: str) -> None:
     """With bytes for two rows, rows are preempted and resumed, and still draw the same tokens."""
     row_bytes = make_engine(kind)._layout.row_cost.row_bytes(128)
@@ -164,7 +164,7 @@ def test_preempted_rows_resume_with_the_same_tokens(kind: str) -> None:
     assert engine.stats().kv_bytes == 0
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("kind", KINDS_BY_TIER)
 def test_a_seeded_row_draws_the_same_tokens_alone_and_in_a_batch(kind: str) -> None:
     """The noise of a row depends on its seed and position, whatever else is in the batch."""
     prompt = random_prompt(20, 6)
@@ -183,7 +183,7 @@ def test_a_seeded_row_draws_the_same_tokens_alone_and_in_a_batch(kind: str) -> N
     assert crowd.results["hot0"].tokens != crowd.results["hot1"].tokens
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("kind", KINDS_BY_TIER)
 def test_a_burst_of_prompts_prefilled_together_equals_the_library_alone(kind: str) -> None:
     """Padding on the right of a shared forward reaches no row, windows and states included."""
     driver = Driver(make_engine(kind))
@@ -194,7 +194,7 @@ def test_a_burst_of_prompts_prefilled_together_equals_the_library_alone(kind: st
     check(kind, prompts, driver)
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("kind", KINDS_BY_TIER)
 def test_prompts_behind_a_stored_prefix_prefilled_together_equal_the_library(kind: str) -> None:
     """Rows that resume at the same block share a forward too."""
     driver = Driver(make_engine(kind, namespace=tiny_namespace(kind)))

@@ -15,7 +15,7 @@ from support.engines import (
     tiny_model,
     tiny_namespace,
 )
-from support.tiny_models import KINDS
+from support.tiny_models import KINDS, KINDS_BY_TIER
 
 ALL_KINDS = sorted(KINDS)
 BLOCK = 64
@@ -83,7 +83,7 @@ def test_what_a_prompt_puts_into_the_store_is_told_once(kind: str) -> None:
     assert last.num_stored_tokens == 0, "there is no store"
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("kind", KINDS_BY_TIER)
 def test_a_prompt_that_departs_from_another_is_right_and_reuses_what_is_before(kind: str) -> None:
     """Only whole blocks before the first differing token can be found."""
     driver = make_driver(kind)
@@ -97,7 +97,7 @@ def test_a_prompt_that_departs_from_another_is_right_and_reuses_what_is_before(k
     check(kind, driver, "second", second)
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("kind", KINDS_BY_TIER)
 def test_a_conversation_goes_on_from_its_own_answer(kind: str) -> None:
     """The next turn finds the last one's answer, and each token's KV is stored once."""
     driver = make_driver(kind)

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 import mlx.core as mx
+import pytest
 from mlx.utils import tree_map
 
 VOCAB_SIZE = 97
@@ -103,6 +104,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "mamba_d_conv": 4,
     },
 }
+
+#: All kinds; the default run has those that keep their state in ways of their own.
+KINDS_BY_TIER = [
+    kind
+    if kind in ("full", "rotating", "recurrent")
+    else pytest.param(kind, marks=pytest.mark.thorough)
+    for kind in sorted(KINDS)
+]
 
 
 def make_tiny_model(kind: str, *, seed: int = 0, scale: float = 4.0) -> Any:
