@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_mlx.engine.errors import ModelLoadError
+from vllm_mlx.engine.models.byte_level import byte_level_tokenizer
 from vllm_mlx.engine.models.cached_folder import ensure_folder, user_cache_dir
 from vllm_mlx.engine.models.demo_source import GGUF_SHA256, demo_gguf
 from vllm_mlx.engine.models.gguf import (
@@ -211,40 +212,16 @@ def _tokenizer(metadata: dict[str, GgufValue]) -> dict[str, Any]:
     control = 3
     tokens = _list(metadata, "tokenizer.ggml.tokens")
     types = _list(metadata, "tokenizer.ggml.token_type")
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": index, "content": token, **flags, "special": True}
+    return byte_level_tokenizer(
+        tokens,
+        {
+            index: token
             for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
             if kind == control
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Digits", "individual_digits": True},
-                {**byte_level, "use_regex": True},
-            ],
         },
-        "post_processor": None,
-        "decoder": {**byte_level, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {token: index for index, token in enumerate(tokens)},
-            "merges": _list(metadata, "tokenizer.ggml.merges"),
-        },
-    }
+        merges=_list(metadata, "tokenizer.ggml.merges"),
+        splits_digits=True,
+    )
 
 
 def _tokenizer_config(metadata: dict[str, GgufValue]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vllm_mlx.engine.models.byte_level import byte_level_tokenizer
 from vllm_mlx.engine.models.cached_folder import ensure_folder, user_cache_dir
 from vllm_mlx.engine.models.dummy_shapes import DUMMY_SHAPES, DummyShape
 from vllm_mlx.engine.models.progress import ProgressCallback
@@ -65,34 +66,9 @@ def write_dummy_folder(folder: Path, *, shape: DummyShape) -> None:
 
 
 def _tokenizer(vocab_size: int) -> dict[str, Any]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": index, "content": token, **flags, "special": True}
-            for index, token in enumerate(_SPECIAL)
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {**byte_level, "use_regex": True},
-        "post_processor": None,
-        "decoder": {**byte_level, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            # A word of the vocabulary is one token, though nothing is merged into it.
-            "ignore_merges": True,
-            "vocab": {token: index for index, token in enumerate(_vocabulary(vocab_size))},
-            "merges": [],
-        },
-    }
+    return byte_level_tokenizer(
+        _vocabulary(vocab_size), dict(enumerate(_SPECIAL)), ignores_merges=True
+    )
 
 
 def _vocabulary(size: int) -> list[str]:
