@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from vllm_mlx.engine.config import DEMO_MODEL
 from vllm_mlx.engine.errors import HubUnreachableError, ModelLoadError, ModelNotFoundError
 from vllm_mlx.engine.models.progress import ProgressCallback
 
@@ -67,7 +68,9 @@ def _cached_snapshot(name: str, with_code: bool, remedy: str) -> Path:
     except HFValidationError as error:
         raise _bad_name(name) from error
     except LocalEntryNotFoundError as error:
-        raise HubUnreachableError(f"{name} is not on this machine, and {remedy}") from error
+        raise HubUnreachableError(
+            f"{name} is not on this machine, and {remedy}{_naming(name)}"
+        ) from error
 
 
 def _download(name: str, on_progress: ProgressCallback, with_code: bool) -> Path:
@@ -104,7 +107,7 @@ def _download(name: str, on_progress: ProgressCallback, with_code: bool) -> Path
     except RepositoryNotFoundError as error:
         raise ModelNotFoundError(
             f"no local folder and no hub repository {name}; a private one needs `hf auth login` "
-            "or HF_TOKEN"
+            f"or HF_TOKEN{_naming(name)}"
         ) from error
     except LocalEntryNotFoundError as error:
         raise HubUnreachableError(
@@ -127,6 +130,13 @@ def _download(name: str, on_progress: ProgressCallback, with_code: bool) -> Path
 
 def _patterns(with_code: bool) -> list[str]:
     return [*_PATTERNS, "*.py"] if with_code else list(_PATTERNS)
+
+
+def _naming(name: str) -> str:
+    """Return a reminder for a name that is probably mistyped; nearly every repository has a `/`."""
+    if "/" in name:
+        return ""
+    return f". Repositories are named owner/name; {DEMO_MODEL!r} is the one model that needs none"
 
 
 def _bad_name(name: str) -> ModelNotFoundError:

@@ -201,10 +201,12 @@ def test_a_hub_out_of_reach_is_told_at_once(tmp_path: Path) -> None:
         resolver = Resolver(f"http://127.0.0.1:{closed.getsockname()[1]}", tmp_path / "cache")
         (online,) = resolver("owner/tiny")
     assert online.result.startswith("HubUnreachableError: owner/tiny is not on this machine, and h")
+    assert "owner/name" not in online.result
     assert online.seconds < 4
-    (offline,) = resolver("owner/tiny", mode="offline")
+    offline, mistyped = resolver("owner/tiny", "dmeo", mode="offline")
     assert "offline mode is on" in offline.result
     assert offline.seconds < 4
+    assert mistyped.result.endswith("named owner/name; 'demo' is the one model that needs none")
 
 
 def test_a_hub_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
