@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 async def until(condition: Callable[[], Any]) -> None:
     """Wait until `condition` holds."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.002)
 

@@ -81,7 +81,7 @@ async def finished(server: Served, request_id: str, *, num_tokens: int, **timing
 
 async def asked(server: Served, count: int) -> str:
     """Wait for so many requests at the engine and return the newest one's id."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(server.engine.requests) < count:
             await server.engine.sleep()
     return server.engine.requests[count - 1].request_id

@@ -39,13 +39,13 @@ class Running:
 
     async def wait_ready(self) -> None:
         """Wait for the ready file."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not self.ready_file.exists():
                 await asyncio.sleep(0.005)
 
     async def wait_requests(self, count: int) -> None:
         """Wait until the engine has so many requests."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(self.engine.requests) < count:
                 await asyncio.sleep(0.005)
 
@@ -55,14 +55,14 @@ class Running:
         reading = asyncio.create_task(read_stream(self, lines))
         await self.wait_requests(1)
         self.engine.put(self.engine.requests[0].request_id, "begun")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(lines) < 2:
                 await asyncio.sleep(0.005)
         return reading, lines
 
     async def ended(self) -> int:
         """Wait for the end and return the exit code."""
-        async with asyncio.timeout(6):
+        async with asyncio.timeout(30):
             return await self.task
 
 

@@ -32,7 +32,7 @@ async def listening(server: Served, folder: Path) -> AsyncIterator[httpx.URL]:
     ready_file = folder / "ready.json"
     task = asyncio.create_task(Serving(server.runtime, listener, ReadyFile(str(ready_file))).run())
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not ready_file.exists():
                 await asyncio.sleep(0.005)
         yield url
