@@ -57,6 +57,7 @@ class ServiceCall:
                 self._end("refused")
                 raise
             except Exception:
+                # Whatever it is, it is counted and goes on to the route, which answers with it.
                 self._end("error")
                 raise
             yield part
